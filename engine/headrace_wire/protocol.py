@@ -1,0 +1,147 @@
+"""The structs that cross process borders: API process <-> core (ZeroMQ, msgpack) and engine <-> gateway (HTTP, JSON).
+
+Unknown fields are ignored when decoding, so that protocol N and N-1 understand each other.
+Durations are milliseconds (`_ms`) or seconds (`_s`), never clock times.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from headrace_wire.reasons import Reason
+
+PROTOCOL = 1  # version of the gateway-engine protocol, see engine/PROTOCOL.md
+PAGE_TOKENS = 64  # tokens of KV in one page (= block) on every backend
+
+
+class Finish(str, Enum):
+    """Why a generation ended normally."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 do not restrict."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0  # 64 bits
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+    """A request, from the API process to the core."""
+
+    id: str
+    tokens: bytes  # prompt token ids, little-endian int32
+    sampling: Sampling
+    max_tokens: int
+    stop_ids: tuple[int, ...] = ()
+    priority: int = 0  # higher first
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    left_ms: float | None = None  # ended with DEADLINE_EXCEEDED when it runs out
+    salt: bytes = b""
+    adapter: bytes | None = None
+    holder: str = ""  # gateway id
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """End these requests; each gets one terminal Delta with the reason."""
+
+    ids: list[str]
+    reason: Reason = Reason.CANCELLED
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens of one request, from the core. Exactly one Delta of a request has `finish` or `error`."""
+
+    id: str
+    tokens: list[int] = []
+    cached: int = 0  # prompt tokens served from the prefix cache (on the first Delta and on the last)
+    finish: Finish | None = None
+    error: Reason | None = None
+
+
+class KvGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that share one way of charging KV."""
+
+    layers: int
+    bytes_per_token: int  # over all layers of the group
+    window: int | None = None  # tokens
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that an engine serves."""
+
+    name: str
+    revision: str = ""
+    digest: str = ""  # sha256 of the weights' index
+    architecture: str = ""
+    tokenizer: str = ""  # digest: see GET /headrace/v1/tokenizer
+    max_tokens: int = 0  # context length, prompt + output
+    max_sequences: int = 0
+    max_batch_tokens: int = 0
+    dtype: str = ""
+    kv_dtype: str = ""
+    page_tokens: int = PAGE_TOKENS
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What one gateway holds on an engine."""
+
+    requests: int = 0
+    pages: int = 0
+    queued_tokens: int = 0  # prompt tokens not yet prefilled
+
+
+class EngineState(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /headrace/v1/state`: what routing, conformance and scaling need to know of one engine."""
+
+    protocol: int = PROTOCOL
+    engine: str = ""  # version of the engine
+    instance: str = ""  # pod name or another stable id of this process
+    epoch: int = 0  # changes when the prefix cache is reset
+    seq: int = 0  # grows with each report
+    model: ModelInfo
+    cache_root: str = ""  # opaque hex: model, layout, dtype, epoch
+    kv_groups: list[KvGroup] = []
+    total: int = 0  # pages
+    free: int = 0  # pages that nobody references and that hold nothing of worth
+    evictable: int = 0  # pages that nobody references but that hold a cached prefix
+    holders: dict[str, Held] = {}  # by gateway id
+    running: int = 0  # requests with at least one prefill token scheduled
+    waiting: int = 0
+    queued_tokens: int = 0  # prompt tokens not yet prefilled, running and waiting
+    oldest_waiting_s: float | None = None
+    prefill_rate: float = 0.0  # tokens/s that a new prompt would get now; 0 = not yet measured
+    draining: bool = False
+    pending_step_age_ms: float = 0.0  # how long the step in flight has been running
+    preemptions: int = 0  # since start
+    startup_s: float = 0.0  # process start to ready
+
+
+class RequestHints(msgspec.Struct, frozen=True, kw_only=True):
+    """The `headrace` object that a gateway adds to an OpenAI body. Never taken from clients."""
+
+    id: str = ""
+    holder: str = ""
+    priority: int = 0
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    left_ms: float | None = None
+    salt: str = ""  # hex
+
+
+class TokenizerBundle(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /headrace/v1/tokenizer`: all that counting and templating need, addressed by `digest`."""
+
+    digest: str  # sha256 over the other fields
+    tokenizer_json: str
+    chat_template: str | None = None
+    bos_token: str | None = None
+    eos_token: str | None = None
+    eos_ids: tuple[int, ...] = ()

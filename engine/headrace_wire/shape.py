@@ -1,0 +1,108 @@
+"""The shape of a model: what memory fit, the communication plan and the engine's pool compute from. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e4m3fn": 1}
+
+
+class ShapeError(ValueError):
+    """A model's config cannot be read; `field` names the key at fault."""
+
+    def __init__(self, field: str, message: str):
+        super().__init__(f"config.json: {field}: {message}")
+        self.field = field
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of a decoder-only transformer with grouped-query attention. Counts are of elements, not of bytes."""
+
+    architecture: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    max_positions: int  # tokens
+    tied: bool = False  # the LM head is the embedding
+    qk_norm: bool = False
+    attention_bias: bool = False
+    dtype: str = "bfloat16"  # of the checkpoint
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, norms included."""
+        embed = self.vocab * self.hidden * (1 if self.tied else 2)
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = self.hidden * (q + 2 * kv) + q * self.hidden
+        if self.attention_bias:
+            attention += q + 2 * kv
+        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
+        return embed + self.layers * (attention + 3 * self.hidden * self.intermediate + norms) + self.hidden
+
+    def kv_elements_per_token(self, tp: int = 1) -> int:
+        """KV elements of one token on one rank: KV heads are split over `tp` ranks, and replicated where too few."""
+        return 2 * self.layers * max(1, -(-self.kv_heads // tp)) * self.head_dim
+
+
+def _integer(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
+    value = config.get(field, default)
+    if value is None:
+        raise ShapeError(field, "is missing")
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ShapeError(field, f"must be a positive integer, got {value!r}")
+    return value
+
+
+def read_shape(config: Mapping[str, Any]) -> ModelShape:
+    """The shape in a Hugging Face `config.json`. Raises ShapeError naming the field."""
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ShapeError("architectures", "must be a list with one name")
+    if names[0] not in ARCHITECTURES:
+        raise ShapeError("architectures", f"{names[0]} is not supported; supported: {', '.join(ARCHITECTURES)}")
+    hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
+    kv_heads = _integer(config, "num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ShapeError("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {heads}")
+    dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if dtype not in DTYPE_BYTES:
+        raise ShapeError("dtype", f"{dtype!r} is not supported; supported: {', '.join(DTYPE_BYTES)}")
+    return ModelShape(
+        architecture=names[0],
+        layers=_integer(config, "num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=_integer(config, "head_dim", max(1, hidden // heads)),
+        intermediate=_integer(config, "intermediate_size"),
+        vocab=_integer(config, "vocab_size"),
+        max_positions=_integer(config, "max_position_embeddings"),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        qk_norm=names[0] == "Qwen3ForCausalLM",
+        attention_bias=bool(config.get("attention_bias", False)),
+        dtype=str(dtype),
+    )
+
+
+class Termination(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What engine containers write to their termination log as JSON.
+
+    The init container writes `shape` and `revision` when the source is valid; a failing container writes `reason`
+    (CamelCase, becomes a condition's reason), `file` and `message`.
+    """
+
+    reason: str = ""
+    file: str = ""
+    message: str = ""
+    shape: ModelShape | None = None
+    revision: str = ""
+    digest: str = ""
+    weights_bytes: int = 0  # of the safetensors files
