@@ -1,0 +1,28 @@
+"""What an engine process is told at start: plain values, picklable, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace_wire.protocol import PAGE_TOKENS
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine, already parsed and checked at the command line."""
+
+    path: str  # model folder: config.json, safetensors, tokenizer.json
+    served_name: str
+    max_model_len: int | None = None  # tokens, prompt + output; None: the model's own limit
+    max_sequences: int = 16  # requests that hold KV at one time
+    max_batch_tokens: int = 512  # tokens computed in one step, decode and prefill together
+    dtype: str = "auto"  # auto (the checkpoint's) | bfloat16 | float32
+    kv_cache_bytes: int | None = None  # None: from memory_percent
+    memory_percent: int = 90  # of the memory limit, for weights, KV and everything else
+    threads: int = 0  # of the runner; 0: the CPUs this process may use
+    instance: str = ""  # stable id of this process (pod name)
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens in one page of KV: the same on every backend."""
+        return PAGE_TOKENS

@@ -1,0 +1,1 @@
+"""The engine's core: sequences, pages, scheduler, the step loop. No torch."""
