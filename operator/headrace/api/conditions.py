@@ -1,0 +1,57 @@
+"""Conditions of Headrace's objects: their types, reasons and how a list of them is rewritten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Literal
+
+from pydantic import Field
+
+from headrace.api.common import ApiType
+
+Status = Literal["True", "False", "Unknown"]
+
+
+class ConditionType(str, Enum):
+    """Condition types; RECONCILING and STALLED stand in a status only while True."""
+
+    READY = "Ready"
+    ACCEPTED = "Accepted"
+    MEMORY_FITS = "MemoryFits"
+    WORKLOAD_READY = "WorkloadReady"
+    ENGINE_CONFORMANT = "EngineConformant"
+    CACHE_ISOLATED = "CacheIsolated"
+    SERVICE_LEVEL_MET = "ServiceLevelMet"
+    SCALING_ACTIVE = "ScalingActive"
+    ENFORCED = "Enforced"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
+
+
+class Condition(ApiType):
+    """One condition, as metav1.Condition."""
+
+    type: str = Field(description="What is said.", max_length=63)
+    status: Status = Field(description="True, False or Unknown.")
+    reason: str = Field(description="Why, in one CamelCase word.", max_length=128)
+    message: str = Field("", description="Why, in a sentence with numbers.", max_length=4096)
+    observed_generation: int = Field(0, description="Generation of the object that this was said of.")
+    last_transition_time: str = Field(
+        "", description="When `status` last changed.", json_schema_extra={"format": "date-time"}
+    )
+
+
+def merge(old: Iterable[Condition], new: Iterable[Condition], now: str) -> list[Condition]:
+    """`new`, each with the transition time kept from `old` where its status has not changed. `now`: RFC 3339."""
+    before = {c.type: c for c in old}
+    merged = []
+    for condition in new:
+        previous = before.get(condition.type)
+        kept = previous is not None and previous.status == condition.status and previous.last_transition_time
+        merged.append(
+            condition.model_copy(
+                update={"last_transition_time": previous.last_transition_time if kept and previous else now}
+            )
+        )
+    return merged

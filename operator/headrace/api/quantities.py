@@ -1,0 +1,63 @@
+"""Durations ("500ms"), byte quantities ("80Gi") and bandwidths ("50G") as users write them."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import Field
+
+DURATION_PATTERN = r"^[0-9]{1,9}(ms|s|m|h)$"
+BYTES_PATTERN = r"^[0-9]{1,12}(Ki|Mi|Gi|Ti|k|M|G|T)?$"
+LATENCY_PATTERN = r"^[0-9]{1,9}(ns|us|ms|s)$"
+
+Duration = Annotated[str, Field(pattern=DURATION_PATTERN, max_length=16)]
+ByteQuantity = Annotated[str, Field(pattern=BYTES_PATTERN, max_length=16)]
+Latency = Annotated[str, Field(pattern=LATENCY_PATTERN, max_length=16)]
+
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_BYTES = {
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
+
+
+def seconds(duration: str) -> float:
+    """Seconds of a duration such as "500ms". Raises ValueError."""
+    match = re.fullmatch(r"([0-9]+)(ns|us|ms|s|m|h)", duration)
+    if match is None:
+        raise ValueError(f"{duration!r} is not a duration such as 500ms, 30s, 10m or 1h")
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+def byte_count(quantity: str) -> int:
+    """Bytes of a quantity such as "80Gi". Raises ValueError."""
+    match = re.fullmatch(r"([0-9]+)(Ki|Mi|Gi|Ti|k|M|G|T)?", quantity)
+    if match is None:
+        raise ValueError(f"{quantity!r} is not a quantity of bytes such as 512Mi or 80Gi")
+    return int(match[1]) * _BYTES[match[2] or ""]
+
+
+def show_bytes(count: float) -> str:
+    """A byte count for people, in binary units with at most one decimal: 15.4Gi."""
+    for unit, size in (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
+        if abs(count) >= size:
+            return f"{count / size:.1f}".removesuffix(".0") + unit
+    return f"{count:.0f}"
+
+
+def show_seconds(value: float) -> str:
+    """A duration for people: 310ms, 2.4s, 5m, 150us."""
+    if value >= 120 and value % 60 == 0:
+        return f"{value / 60:.0f}m"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= size or unit == "us":
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}s"

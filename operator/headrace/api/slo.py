@@ -1,0 +1,79 @@
+"""ServiceLevelObjective: latency targets by class."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from headrace.api.common import ApiType, Metadata, Name
+from headrace.api.conditions import Condition
+from headrace.api.quantities import Duration, seconds
+
+
+class ServiceClass(ApiType):
+    """The targets of one class. A request is good if it meets all of them."""
+
+    name: Name = Field(description="Name of the class, as in Tenant.spec.classes and the x-headrace-class header.")
+    priority: Annotated[int, Field(ge=0, le=1000)] = Field(0, description="Higher is served first.")
+    ttft: Duration = Field(description="Target of the time to first token, such as 500ms.")
+    tpot: Duration = Field(description="Target of the mean time per output token after the first, such as 50ms.")
+    e2e: Duration | None = Field(None, description="Target of the whole request's time, such as 30s. Absent: none.")
+    max_queue_age: Duration = Field(
+        description="The autoscaler adds replicas before a request waits longer, such as 250ms."
+    )
+    objective_percent: Annotated[int, Field(ge=1, le=100)] = Field(
+        99, description="Share of offered requests that must be good."
+    )
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds."""
+        return seconds(self.ttft)
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds."""
+        return seconds(self.tpot)
+
+    @property
+    def e2e_s(self) -> float | None:
+        """Seconds, or None."""
+        return None if self.e2e is None else seconds(self.e2e)
+
+    @property
+    def max_queue_age_s(self) -> float:
+        """Seconds."""
+        return seconds(self.max_queue_age)
+
+
+class SloSpec(ApiType):
+    """What is promised."""
+
+    window: Duration = Field("1h", description="Window over which attainment is reported.")
+    classes: Annotated[list[ServiceClass], Field(min_length=1, max_length=16)] = Field(
+        description="Classes of requests, each with its targets.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+
+
+class SloStatus(ApiType):
+    """What the operator saw."""
+
+    observed_generation: int = -1
+    used_by: list[str] = Field(default_factory=list, description="Models that refer to this object.")
+    conditions: list[Condition] = Field(default_factory=list)
+
+
+class ServiceLevelObjective(ApiType):
+    """Latency targets by class, for Models to refer to."""
+
+    metadata: Metadata
+    spec: SloSpec
+    status: SloStatus = Field(default_factory=SloStatus)
+
+
+BUILTIN_SLO = SloSpec(
+    classes=[ServiceClass(name="default", priority=0, ttft="2s", tpot="200ms", maxQueueAge="1s", objectivePercent=95)]  # type: ignore[call-arg]
+)
+"""Used by a Model without `serviceLevelRef`; its one class is open to every tenant."""

@@ -1,0 +1,1 @@
+"""Importable fakes that stand at the boundaries."""
