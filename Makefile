@@ -1,0 +1,61 @@
+# Headrace. `make` alone prints what can be done.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+CLUSTER := PYTHONPATH=e2e $(PYTHON) -m cluster
+PY := .venv/bin/python
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: help demo demo-down test test-fast check format crds images setup venv cluster-up cluster-down
+
+help: ## Print this list
+	@echo "Headrace: serve language models on Kubernetes within their latency targets."
+	@echo
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@echo
+	@echo "With KUBECONFIG set, demo and e2e use that cluster; otherwise they start a single-node Kubernetes of their own."
+
+setup: ## Install what is missing: Debian packages, Kubernetes binaries, the virtual environment
+	@$(CLUSTER) setup
+
+venv: ## Make .venv, from a cache that all checkouts share
+	@$(CLUSTER) setup --only venv
+
+demo: ## Everything from nothing to a streamed answer on a real Kubernetes; leaves it running
+	@PYTHONPATH=e2e $(PYTHON) -m demo up
+
+demo-down: ## Remove all that the demo started
+	@PYTHONPATH=e2e $(PYTHON) -m demo down
+
+test: ## All tests: unit, API server, engine, end to end; removes all it started
+	@$(CLUSTER) setup
+	@trap '$(CLUSTER) down --name test' EXIT; .venv/bin/pytest tests e2e
+
+test-fast: venv ## Tests that need no cluster and no API server
+	@.venv/bin/pytest tests -m "not apiserver and not e2e"
+
+check: venv ## Lint, types, import contracts, generated files
+	@.venv/bin/ruff check operator engine tests e2e benchmarks
+	@.venv/bin/ruff format --check operator engine tests e2e benchmarks
+	@.venv/bin/mypy operator/headrace engine/headrace_wire engine/headrace_engine e2e/cluster e2e/demo
+	@.venv/bin/lint-imports
+	@.venv/bin/headrace crds --check
+
+format: venv ## Format the code
+	@.venv/bin/ruff check --fix operator engine tests e2e benchmarks
+	@.venv/bin/ruff format operator engine tests e2e benchmarks
+
+crds: venv ## Generate crds/ and charts/headrace-crds/ from the Python types
+	@.venv/bin/headrace crds --output crds --chart charts/headrace-crds/templates
+
+images: ## Build the control plane's and the engine's image
+	@$(CLUSTER) setup --only images
+
+cluster-up: ## Start a single-node Kubernetes for development and print its kubeconfig
+	@$(CLUSTER) setup --only binaries
+	@$(CLUSTER) up --name dev
+
+cluster-down: ## Stop it and remove all it made
+	@$(CLUSTER) down --name dev
