@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from pydantic.config import JsonDict
 
 from headrace.api.common import ApiType, Metadata, NamedRef
 from headrace.api.model_status import ModelStatus
 from headrace.api.quantities import ByteQuantity, Duration, byte_count, seconds
 
-_PRESERVE = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+_PRESERVE: JsonDict = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 
 class SecretKeyRef(ApiType):

@@ -74,6 +74,6 @@ class ServiceLevelObjective(ApiType):
 
 
 BUILTIN_SLO = SloSpec(
-    classes=[ServiceClass(name="default", priority=0, ttft="2s", tpot="200ms", maxQueueAge="1s", objectivePercent=95)]  # type: ignore[call-arg]
+    classes=[ServiceClass(name="default", priority=0, ttft="2s", tpot="200ms", maxQueueAge="1s", objectivePercent=95)]
 )
 """Used by a Model without `serviceLevelRef`; its one class is open to every tenant."""

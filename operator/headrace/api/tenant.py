@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import Field
+from pydantic.config import JsonDict
 
 from headrace.api.common import ApiType, Metadata, Name, NamedRef
 from headrace.api.conditions import Condition
 
-_MAP_BY_NAME = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+_MAP_BY_NAME: JsonDict = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 Limit = Annotated[int, Field(ge=1, le=10**15)]
 
 
