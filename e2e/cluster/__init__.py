@@ -1,0 +1,1 @@
+"""A real single-node Kubernetes on one machine, for the demo and the tests. Standard library only."""

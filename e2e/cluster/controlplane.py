@@ -1,0 +1,96 @@
+"""Command lines of etcd and kube-apiserver (pure), and the wait for them."""
+
+from __future__ import annotations
+
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.pki import Pair
+
+ISSUER = "https://kubernetes.default.svc.cluster.local"
+
+
+@dataclass(frozen=True)
+class Etcd:
+    """An etcd of one member that does not wait for the disk: what it holds is as lasting as the test."""
+
+    folder: Path
+    client_port: int
+    peer_port: int
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it."""
+        return f"http://127.0.0.1:{self.client_port}"
+
+    def argv(self) -> list[str]:
+        """The command line."""
+        peer = f"http://127.0.0.1:{self.peer_port}"
+        return [
+            "etcd",
+            "--name=single",
+            f"--data-dir={self.folder}",
+            f"--listen-client-urls={self.url}",
+            f"--advertise-client-urls={self.url}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=single={peer}",
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+            "--logger=zap",
+        ]
+
+
+@dataclass(frozen=True)
+class Apiserver:
+    """A kube-apiserver; `extra` are flags that only one of its users needs."""
+
+    kube: Path
+    etcd_url: str
+    address: str
+    port: int
+    service_cidr: str
+    client_ca: Path
+    serving: Pair
+    service_account: Pair
+    extra: tuple[str, ...] = ()
+
+    def argv(self) -> list[str]:
+        """The command line."""
+        return [
+            str(self.kube),
+            "kube-apiserver",
+            f"--etcd-servers={self.etcd_url}",
+            f"--bind-address={self.address}",
+            f"--secure-port={self.port}",
+            f"--service-cluster-ip-range={self.service_cidr}",
+            f"--client-ca-file={self.client_ca}",
+            f"--tls-cert-file={self.serving.cert}",
+            f"--tls-private-key-file={self.serving.key}",
+            f"--service-account-issuer={ISSUER}",
+            f"--service-account-key-file={self.service_account.cert}",
+            f"--service-account-signing-key-file={self.service_account.key}",
+            "--allow-privileged=true",
+            "--profiling=false",
+            *self.extra,
+        ]
+
+
+def ready_probe(url: str, authority: Pair, client: Pair) -> Callable[[], bool]:
+    """A function that asks `/readyz` once; only HTTP 200 counts, since RBAC is bootstrapped by then."""
+    context = ssl.create_default_context(cafile=str(authority.cert))
+    context.load_cert_chain(str(client.cert), str(client.key))
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), urllib.request.ProxyHandler({}))
+
+    def probe() -> bool:
+        try:
+            with opener.open(f"{url}/readyz", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    return probe

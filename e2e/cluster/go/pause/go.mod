@@ -1,0 +1,3 @@
+module headrace.dev/e2e/pause
+
+go 1.24
