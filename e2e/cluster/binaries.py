@@ -79,7 +79,8 @@ def _compile(program: Program, go: toolchain.Go, folder: Path) -> None:
             seen += 1
             running.detail = f"{seen} of at most {total} packages compiled, last {line[:60]}"
 
-        command = [go.path, "build", "-v", "-ldflags", program.ldflags, "-o", folder / program.name, program.package]
+        output = str(folder / program.name)
+        command = [str(go.path), "build", "-v", "-ldflags", program.ldflags, "-o", output, program.package]
         follow(command, on_line, env=env, cwd=program.source)
         _report_size(running, folder / program.name)
 

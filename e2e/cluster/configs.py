@@ -9,6 +9,13 @@ from cluster.addresses import Plan
 from cluster.layout import Layout
 
 CNI_BINARIES = "/usr/lib/cni"
+UNUSED = (
+    "io.containerd.snapshotter.v1.aufs",
+    "io.containerd.snapshotter.v1.btrfs",
+    "io.containerd.snapshotter.v1.devmapper",
+    "io.containerd.snapshotter.v1.zfs",
+    "io.containerd.tracing.processor.v1.otlp",
+)
 
 
 def containerd(layout: Layout, pause: str) -> str:
@@ -19,8 +26,7 @@ def containerd(layout: Layout, pause: str) -> str:
     return f"""version = 2
 root = "{layout.images}"
 state = "{layout.containerd_state}"
-disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
-  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs", "io.containerd.tracing.processor.v1.otlp"]
+disabled_plugins = [{", ".join(f'"{plugin}"' for plugin in UNUSED)}]
 [grpc]
   address = "{layout.containerd_socket}"
 [plugins."io.containerd.internal.v1.opt"]
