@@ -1,0 +1,27 @@
+"""One cluster and one installation for all end-to-end tests of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from rig.world import open_world
+
+from rig import samples
+from rig.chat import Endpoint
+from rig.install import install, new_key
+from rig.stage import Stage
+
+RELEASE = "headrace-e2e"
+TEAM = "team-e2e"
+
+
+@pytest.fixture(scope="session")
+def stage() -> Iterator[Stage]:
+    """Headrace, installed on the cluster of KUBECONFIG or on the embedded one named `test`."""
+    world = open_world("test")
+    install(world.kube, RELEASE, [TEAM], world.images, {})
+    key = new_key("e2e")
+    world.kube.apply(samples.slo(), namespace=TEAM)
+    with world.gateway(RELEASE) as url:
+        yield Stage(world.kube, RELEASE, TEAM, Endpoint(url, key.secret), key)
