@@ -52,6 +52,31 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return 2 * self.layers * max(1, -(-self.kv_heads // tp)) * self.head_dim
 
 
+BUILTIN_SHAPES = {
+    "demo": ModelShape(
+        architecture="LlamaForCausalLM",
+        layers=3,
+        hidden=256,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        intermediate=512,
+        vocab=1536,
+        max_positions=2048,
+        tied=True,
+        dtype="bfloat16",
+    ),
+}
+"""Shapes of the models inside the engine's package, by name."""
+
+
+def builtin_shape(name: str) -> ModelShape:
+    """The shape of `builtin://name`. Raises ValueError for an unknown name."""
+    if name not in BUILTIN_SHAPES:
+        raise ValueError(f"builtin://{name} is unknown; known: {', '.join(sorted(BUILTIN_SHAPES))}")
+    return BUILTIN_SHAPES[name]
+
+
 def _integer(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
     value = config.get(field, default)
     if value is None:
