@@ -20,7 +20,8 @@ from pathlib import Path
 from types import TracebackType
 
 from cluster import binaries, kubeconfig
-from cluster.controlplane import Apiserver, Etcd, ready_probe
+from cluster.client import Client
+from cluster.controlplane import Apiserver, Etcd
 from cluster.errors import ClusterError, require_tools
 from cluster.pki import Authority, Pair, signing_key
 from cluster.process import Process, spawn, tail_of_file, wait_until
@@ -120,9 +121,9 @@ class ApiServer:
             spawn("etcd", [*tied, *etcd.argv()], logs[0]),
             spawn("kube-apiserver", [*tied, *self._apiserver(etcd, ports.api).argv()], logs[1]),
         ]
-        probe = ready_probe(self.url, self._authority.pair, self._admin)
-        wait_until(lambda: probe() or not self._all_alive(), READY_WITHIN)
-        if self._all_alive() and probe():
+        client = Client(self.url, self._authority.pair, self._admin)
+        wait_until(lambda: client.ready() or not self._all_alive(), READY_WITHIN)
+        if self._all_alive() and client.ready():
             content = kubeconfig.render(self.url, self._authority.pair, {"token": self.token})
             self.kubeconfig = kubeconfig.write(self.folder / "kubeconfig", content)
             return True
@@ -142,8 +143,9 @@ class ApiServer:
             *self._flags,
         )
         pair: Pair = self._serving
-        kube = self._kube or Path("kube")
-        return Apiserver(kube, etcd.url, "127.0.0.1", port, "10.0.0.0/24", self.ca_file, pair, self._accounts, extra)
+        return Apiserver(
+            str(self._kube), etcd.url, "127.0.0.1", port, "10.0.0.0/24", self.ca_file, pair, self._accounts, extra
+        )
 
     def _all_alive(self) -> bool:
         return all(process.alive for process in self._processes)

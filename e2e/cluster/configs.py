@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 from cluster.addresses import Plan
-from cluster.layout import Layout
+from cluster.paths import Layout
 
 CNI_BINARIES = "/usr/lib/cni"
+DNS_READY_PORT = 8181
+PROXY_HEALTH_PORT = 10256
 UNUSED = (
     "io.containerd.snapshotter.v1.aufs",
     "io.containerd.snapshotter.v1.btrfs",
@@ -41,6 +43,7 @@ disabled_plugins = [{", ".join(f'"{plugin}"' for plugin in UNUSED)}]
       runtime_type = "io.containerd.runc.v2"
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
         SystemdCgroup = false
+        Root = "{layout.run / "runc"}"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{CNI_BINARIES}"
     conf_dir = "{layout.config / "cni"}"
@@ -113,6 +116,7 @@ def kube_proxy(plan: Plan, layout: Layout) -> str:
         "clientConnection": {"kubeconfig": str(layout.config / "kube-proxy.kubeconfig")},
         "clusterCIDR": plan.pod_cidr,
         "conntrack": {"maxPerCore": 0, "min": 0},
+        "healthzBindAddress": f"{plan.node_ip}:{PROXY_HEALTH_PORT}",
         "hostnameOverride": plan.namespace,
         "iptables": {"minSyncPeriod": "100ms", "syncPeriod": "30s"},
         "metricsBindAddress": "127.0.0.1:10249",
@@ -125,8 +129,7 @@ def corefile(plan: Plan, layout: Layout) -> str:
     return f""".:53 {{
   bind {plan.node_ip}
   errors
-  health 127.0.0.1:8080
-  ready 127.0.0.1:8181
+  ready {plan.node_ip}:{DNS_READY_PORT}
   kubernetes cluster.local in-addr.arpa {{
     kubeconfig {layout.config / "coredns.kubeconfig"}
     ttl 5
@@ -136,22 +139,26 @@ def corefile(plan: Plan, layout: Layout) -> str:
 """
 
 
-def dns_access() -> str:
-    """What CoreDNS may read."""
+def dns_access() -> dict[str, str]:
+    """What CoreDNS may read: objects to create, by the path of their collection."""
+    group = "rbac.authorization.k8s.io"
     name = "headrace:coredns"
     rules = [
         {"apiGroups": [""], "resources": ["namespaces", "pods", "services"], "verbs": ["list", "watch"]},
         {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
     ]
-    api = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": name}}
+    api = {"apiVersion": f"{group}/v1", "metadata": {"name": name}}
     role = {**api, "kind": "ClusterRole", "rules": rules}
     binding = {
         **api,
         "kind": "ClusterRoleBinding",
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
-        "subjects": [{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "coredns"}],
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": name},
+        "subjects": [{"kind": "User", "apiGroup": group, "name": "coredns"}],
     }
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": [role, binding]})
+    return {
+        f"/apis/{group}/v1/clusterroles": json.dumps(role),
+        f"/apis/{group}/v1/clusterrolebindings": json.dumps(binding),
+    }
 
 
 def gpu_patch(count: int) -> str:

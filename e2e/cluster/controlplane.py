@@ -1,11 +1,7 @@
-"""Command lines of etcd and kube-apiserver (pure), and the wait for them."""
+"""Command lines of etcd and kube-apiserver (pure)."""
 
 from __future__ import annotations
 
-import ssl
-import urllib.error
-import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +45,7 @@ class Etcd:
 class Apiserver:
     """A kube-apiserver; `extra` are flags that only one of its users needs."""
 
-    kube: Path
+    kube: str
     etcd_url: str
     address: str
     port: int
@@ -62,7 +58,7 @@ class Apiserver:
     def argv(self) -> list[str]:
         """The command line."""
         return [
-            str(self.kube),
+            self.kube,
             "kube-apiserver",
             f"--etcd-servers={self.etcd_url}",
             f"--bind-address={self.address}",
@@ -78,19 +74,3 @@ class Apiserver:
             "--profiling=false",
             *self.extra,
         ]
-
-
-def ready_probe(url: str, authority: Pair, client: Pair) -> Callable[[], bool]:
-    """A function that asks `/readyz` once; only HTTP 200 counts, since RBAC is bootstrapped by then."""
-    context = ssl.create_default_context(cafile=str(authority.cert))
-    context.load_cert_chain(str(client.cert), str(client.key))
-    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), urllib.request.ProxyHandler({}))
-
-    def probe() -> bool:
-        try:
-            with opener.open(f"{url}/readyz", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
-
-    return probe

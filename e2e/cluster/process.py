@@ -106,13 +106,18 @@ class Process:
             os.waitpid(self.pid, os.WNOHANG)
         return start_time(self.pid) == self.started
 
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal if it still runs."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
     def stop(self, first: signal.Signals = signal.SIGTERM, patience: float = 5.0) -> None:
         """Send `first`, then SIGKILL after `patience` seconds; returns when it is gone."""
         for number in (first, signal.SIGKILL):
             if not self.alive:
                 return
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+            self.send(number)
             if wait_until(lambda: not self.alive, patience):
                 return
         raise ClusterError(f"{self.name} (pid {self.pid}) does not end, not even by SIGKILL")

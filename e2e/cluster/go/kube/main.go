@@ -31,7 +31,6 @@ import (
 	_ "github.com/coredns/coredns/plugin/bind"
 	_ "github.com/coredns/coredns/plugin/cache"
 	_ "github.com/coredns/coredns/plugin/errors"
-	_ "github.com/coredns/coredns/plugin/health"
 	_ "github.com/coredns/coredns/plugin/kubernetes"
 	_ "github.com/coredns/coredns/plugin/ready"
 )
@@ -58,7 +57,7 @@ func runKubectl() int {
 
 func runDNS() int {
 	dnsserver.Directives = []string{
-		"bind", "health", "ready", "errors", "cache", "kubernetes",
+		"bind", "ready", "errors", "cache", "kubernetes",
 	}
 	coremain.Run()
 	return 0
