@@ -78,8 +78,11 @@ class Instance:
         return tail_of_file(self.layout.log(part), lines)
 
 
-def up(name: str, gpus: int = 0) -> Instance:
-    """Start the instance, or leave it if it is healthy, or take it down and start it if it is half dead."""
+def up(name: str, gpus: int | None = None) -> Instance:
+    """Start the instance, or leave it if it is healthy, or take it down and start it if it is half dead.
+
+    `gpus`: how many nvidia.com/gpu the node counts from now on; None leaves that as it is.
+    """
     require_root("an embedded cluster")
     require_tools(*TOOLS)
     instance = Instance(addresses.check_name(name))
@@ -99,6 +102,8 @@ def up(name: str, gpus: int = 0) -> Instance:
             with step("up", f"starting instance {name} in network namespace {plan.namespace}", "15 s"):
                 _Start(instance, Record(plan, str(kube), pause_image)).run()
         plan = instance.plan()
+        if gpus is None:
+            return instance
         instance.client(plan).patch(f"/api/v1/nodes/{plan.namespace}/status", configs.gpu_patch(gpus))
     return instance
 

@@ -27,7 +27,8 @@ def down(plan: Plan, layout: Layout) -> None:
     record = Record.load(layout.record)
     with step("down", f"stopping instance {plan.name}", "5 s"):
         stop_parts(record, FIRST, signal.SIGTERM)
-        bundles = _shim_sockets(layout)
+        bundles = list(layout.containerd_state.glob("io.containerd.runtime.v2.task/*/*"))
+        traces = [trace for bundle in bundles for trace in _traces(bundle)]
         if record and (containerd := record.process("containerd")) and containerd.alive:
             _remove_containers(layout)
         # kube-apiserver would wait a minute for open watches.
@@ -38,7 +39,7 @@ def down(plan: Plan, layout: Layout) -> None:
         unmount(layout.home)
         network.remove(plan, pods)
         Groups(plan.namespace).remove()
-        _remove_files(plan, layout, bundles)
+        _remove_files(layout, traces)
     left = leftovers(plan, layout)
     if left:
         raise ClusterError(f"instance {plan.name} is not wholly gone:\n" + "\n".join(f"  {line}" for line in left))
@@ -115,14 +116,16 @@ def _remove_containers(layout: Layout) -> None:
                 run([*ctr, kind, *remove, *names])
 
 
-def _shim_sockets(layout: Layout) -> list[Path]:
-    """Sockets of running shims, which live outside of the instance's folder."""
-    files = layout.containerd_state.glob("io.containerd.runtime.v2.task/*/*/address")
-    return [Path(file.read_text().strip().removeprefix("unix://")) for file in files]
+def _traces(bundle: Path) -> list[Path]:
+    """Files that a container leaves outside of the instance's folder: its shim's socket, its CNI results."""
+    traces = list(CNI_RESULTS.glob(f"*-{bundle.name}-*"))
+    with contextlib.suppress(FileNotFoundError):
+        traces.append(Path((bundle / "address").read_text().strip().removeprefix("unix://")))
+    return traces
 
 
-def _remove_files(plan: Plan, layout: Layout, sockets: list[Path]) -> None:
-    for path in (*sockets, *CNI_RESULTS.glob(f"{plan.namespace}-*"), layout.kubeconfig, layout.record):
+def _remove_files(layout: Layout, traces: list[Path]) -> None:
+    for path in (*traces, layout.kubeconfig, layout.record):
         path.unlink(missing_ok=True)
     for link in CONTAINER_LINKS.glob("*.log"):
         if link.is_symlink() and str(link.readlink()).startswith(f"{layout.pod_logs}/"):
