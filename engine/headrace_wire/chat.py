@@ -1,0 +1,230 @@
+"""Chat messages and text to token ids, the same in gateway and engine, addressed by the bundle's digest. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from headrace_wire.detokenizer import DecoderUnsupported, Detokenizer, TokenBytes, Vocabulary
+from headrace_wire.protocol import TokenizerBundle
+from headrace_wire.reasons import Reason, RequestError
+from headrace_wire.template import ChatTemplate, TemplateFailure
+
+__all__ = ["ChatTokenizer", "Detokenizer", "TokenizerInvalid", "make_bundle", "read_bundle"]
+
+
+class TokenizerInvalid(ValueError):
+    """A model's tokenizer or template cannot be used; `file` names the file at fault."""
+
+    def __init__(self, file: str, message: str):
+        super().__init__(f"{file}: {message}")
+        self.file = file
+        self.message = message
+
+
+def make_bundle(
+    tokenizer_json: str,
+    chat_template: str | None,
+    *,
+    bos_token: str | None = None,
+    eos_token: str | None = None,
+    eos_ids: tuple[int, ...] = (),
+) -> TokenizerBundle:
+    """A bundle with its digest: SHA-256 over the fields, each framed by its length."""
+    h = hashlib.sha256(b"headrace.tokenizer.v1")
+    for field in (tokenizer_json, chat_template, bos_token, eos_token, json.dumps(eos_ids)):
+        data = b"\0" if field is None else b"\1" + field.encode()
+        h.update(len(data).to_bytes(8, "little"))
+        h.update(data)
+    return TokenizerBundle(
+        digest=h.hexdigest(),
+        tokenizer_json=tokenizer_json,
+        chat_template=chat_template,
+        bos_token=bos_token,
+        eos_token=eos_token,
+        eos_ids=eos_ids,
+    )
+
+
+def _read_object(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON object of the folder; empty if there is no such file. Raises TokenizerInvalid."""
+    path = folder / name
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TokenizerInvalid(name, f"cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise TokenizerInvalid(name, "is not a JSON object")
+    return value
+
+
+def _token(config: Mapping[str, Any], field: str) -> str | None:
+    """A special token, written as a string or as an object with `content`."""
+    value = config.get(field)
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise TokenizerInvalid(path.name, f"cannot be read: {error}") from error
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _eos_ids(folder: Path) -> list[int]:
+    ids: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        value = _read_object(folder, name).get("eos_token_id")
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, int) and not isinstance(item, bool) and item not in ids:
+                ids.append(item)
+    return ids
+
+
+def read_bundle(folder: Path) -> TokenizerBundle:
+    """The bundle of a model folder. Raises TokenizerInvalid naming the file."""
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer_json = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise TokenizerInvalid(path.name, f"cannot be read: {error}") from error
+    config = {**_read_object(folder, "special_tokens_map.json"), **_read_object(folder, "tokenizer_config.json")}
+    eos_token = _token(config, "eos_token")
+    eos_ids = _eos_ids(folder)
+    return make_bundle(
+        tokenizer_json,
+        _template(folder, config),
+        bos_token=_token(config, "bos_token"),
+        eos_token=eos_token,
+        eos_ids=tuple(eos_ids),
+    )
+
+
+class ChatTokenizer:
+    """Counts and encodes prompts. Safe to use from several threads; encoding releases the GIL.
+
+    Raises TokenizerInvalid when the tokenizer, its decoder or the template cannot be used.
+    """
+
+    def __init__(self, bundle: TokenizerBundle):
+        self.bundle = bundle
+        try:
+            self._tokenizer: Any = Tokenizer.from_str(bundle.tokenizer_json)
+        except Exception as error:  # the binding raises plain Exception
+            raise TokenizerInvalid("tokenizer.json", f"cannot be used: {str(error)[:300]}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        special = [index for index, token in self._tokenizer.get_added_tokens_decoder().items() if token.special]
+        try:
+            self._vocabulary = Vocabulary(
+                TokenBytes.from_json(bundle.tokenizer_json), self._tokenizer.id_to_token, special
+            )
+        except DecoderUnsupported as error:
+            raise TokenizerInvalid("tokenizer.json", str(error).removeprefix("tokenizer.json: ")) from error
+        try:
+            self._template = None if bundle.chat_template is None else ChatTemplate(bundle.chat_template)
+        except TemplateFailure as error:
+            raise TokenizerInvalid("chat template", str(error)) from error
+        named = None if bundle.eos_token is None else self._tokenizer.token_to_id(bundle.eos_token)
+        self.eos_ids = bundle.eos_ids if named is None or named in bundle.eos_ids else (*bundle.eos_ids, named)
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> ChatTokenizer:
+        """From a model folder: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`, the eos ids."""
+        return cls(read_bundle(Path(path)))
+
+    @classmethod
+    def from_bundle(cls, bundle: TokenizerBundle) -> ChatTokenizer:
+        """From what `GET /headrace/v1/tokenizer` gave."""
+        return cls(bundle)
+
+    @property
+    def digest(self) -> str:
+        """Addresses the bundle: equal digests count and encode alike."""
+        return self.bundle.digest
+
+    @property
+    def size(self) -> int:
+        """Number of token ids, added tokens included; a model's vocabulary may be padded beyond it."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt text of these messages, ending where the assistant begins. Raises RequestError."""
+        if self._template is None:
+            raise RequestError(
+                Reason.INVALID_REQUEST, "this model has no chat template: use /v1/completions", param="messages"
+            )
+        values = {
+            "messages": [_plain(message) for message in messages],
+            "add_generation_prompt": True,
+            "bos_token": self.bundle.bos_token or "",
+            "eos_token": self.bundle.eos_token or "",
+            "tools": None,
+            "documents": None,
+        }
+        try:
+            return self._template.render(values)
+        except TemplateFailure as error:
+            raise RequestError(Reason.INVALID_REQUEST, f"messages: {error}", param="messages") from error
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of the templated messages. Raises RequestError with param `messages`."""
+        return self._encode(self.render_chat(messages), special=False, param="messages")
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a plain prompt, with the special tokens that the tokenizer adds. Raises RequestError."""
+        return self._encode(text, special=True, param="prompt")
+
+    def detokenizer(self, *, start: bool = True) -> Detokenizer:
+        """Text of generated tokens, piece by piece."""
+        return Detokenizer(self._vocabulary, start=start)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of these tokens; special tokens are left out."""
+        detokenizer = self.detokenizer()
+        return detokenizer.feed(tokens) + detokenizer.finish()
+
+    def _encode(self, text: str, *, special: bool, param: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(Reason.INVALID_REQUEST, f"{param}: is not valid Unicode", param=param) from error
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        return list(encoding.ids)
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with its text parts joined. Raises RequestError for other parts."""
+    content = message.get("content")
+    if isinstance(content, (list, tuple)):
+        content = "".join(map(_part_text, content))
+    elif content is None:
+        content = ""
+    if not isinstance(content, str):
+        raise RequestError(Reason.INVALID_REQUEST, "messages: content must be text or text parts", param="messages")
+    return {**message, "content": content}
+
+
+def _part_text(part: object) -> str:
+    if isinstance(part, msgspec.Struct):
+        part = msgspec.structs.asdict(part)
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise RequestError(Reason.INVALID_REQUEST, "messages: only text parts are supported", param="messages")
