@@ -1,0 +1,112 @@
+"""How many tokens a prompt has: counted off the event loop with the model's own tokenizer, once it is known."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from headrace.gateway.body import Body, ChatBody
+from headrace.gateway.upstream import Pool, UpstreamError
+from headrace.gateway.world import Address
+from headrace_wire.chat import ChatTokenizer, TokenizerInvalid, make_bundle
+from headrace_wire.protocol import TokenizerBundle
+
+logger = logging.getLogger(__name__)
+
+MAX_TOKENIZERS = 16
+MAX_BUNDLE = 64 * 1024 * 1024  # bytes
+BYTES_PER_TOKEN = 3  # of a prompt, while the tokenizer is unknown
+
+ObjectKey = tuple[str, str]  # namespace, name
+
+
+def estimate(size: int) -> int:
+    """Tokens to reserve for a body of `size` bytes while the tokenizer is unknown."""
+    return max(1, -(-size // BYTES_PER_TOKEN))
+
+
+def count(tokenizer: ChatTokenizer, body: Body) -> int:
+    """Prompt tokens of a body. Raises RequestError if the template refuses the messages. CPU-bound."""
+    if isinstance(body, ChatBody):
+        return len(tokenizer.encode_chat([message.plain() for message in body.messages]))
+    if isinstance(body.prompt, str):
+        return len(tokenizer.encode_text(body.prompt))
+    return len(body.prompt)
+
+
+class Counter:
+    """Tokenizers by digest, and which digest each model uses. Fetched once from an engine, kept for later."""
+
+    def __init__(self, pool: Pool):
+        self._pool = pool
+        self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="count")
+        self._tokenizers: OrderedDict[str, ChatTokenizer] = OrderedDict()
+        self._digests: dict[ObjectKey, str] = {}
+        self._loading: dict[str, asyncio.Task[None]] = {}
+
+    def tokenizer(self, model: ObjectKey) -> ChatTokenizer | None:
+        """The model's tokenizer, or None while it is unknown."""
+        digest = self._digests.get(model)
+        found = None if digest is None else self._tokenizers.get(digest)
+        if found is not None:
+            self._tokenizers.move_to_end(found.digest)
+        return found
+
+    async def count(self, tokenizer: ChatTokenizer, body: Body) -> int:
+        """Prompt tokens of a body. Raises RequestError if the template refuses the messages."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, count, tokenizer, body)
+
+    async def learn(self, model: ObjectKey, digest: str, address: Address) -> bool:
+        """Make the tokenizer that an engine reports the model's one; False if it could not be fetched now."""
+        if digest not in self._tokenizers:
+            task = self._loading.get(digest)
+            if task is None:
+                task = self._loading[digest] = asyncio.create_task(self._load(digest, address))
+                task.add_done_callback(lambda _: self._loading.pop(digest, None))
+            await asyncio.shield(task)
+        if digest in self._tokenizers:
+            self._digests[model] = digest
+        return digest in self._tokenizers
+
+    async def _load(self, digest: str, address: Address) -> None:
+        try:
+            status, data = await self._pool.fetch(address.host, address.port, "/headrace/v1/tokenizer", MAX_BUNDLE)
+            if status != 200:
+                logger.warning("An engine answered %d to the request for its tokenizer. pod=%s", status, address.pod)
+                return
+            loop = asyncio.get_running_loop()
+            tokenizer = await loop.run_in_executor(self._executor, _build, data)
+        except (UpstreamError, msgspec.MsgspecError, TokenizerInvalid) as error:
+            logger.warning("A tokenizer could not be fetched. pod=%s error=%s", address.pod, error)
+            return
+        if tokenizer.digest != digest:
+            logger.warning("An engine gave another tokenizer than it reports. pod=%s", address.pod)
+            return
+        self._tokenizers[digest] = tokenizer
+        while len(self._tokenizers) > MAX_TOKENIZERS:
+            self._tokenizers.popitem(last=False)
+
+    def forget(self, model: ObjectKey) -> None:
+        """The model is gone."""
+        self._digests.pop(model, None)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _build(data: bytes) -> ChatTokenizer:
+    """The tokenizer of a bundle, under the digest that its contents have, not the one that it claims."""
+    bundle = msgspec.json.decode(data, type=TokenizerBundle)
+    checked = make_bundle(
+        bundle.tokenizer_json,
+        bundle.chat_template,
+        bos_token=bundle.bos_token,
+        eos_token=bundle.eos_token,
+        eos_ids=bundle.eos_ids,
+    )
+    return ChatTokenizer.from_bundle(checked)
