@@ -123,7 +123,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if self._local.work > MAX_WORK:
             raise _Limit(f"the template worked on more than {MAX_WORK} characters")
 
-    def concat(self, pieces: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, pieces: Iterable[str]) -> str:
         """What a block or a macro gave."""
         return self.tilde(*pieces)
 
