@@ -1,0 +1,64 @@
+"""Writes: server-side apply under one field manager, never forced, and only while `guard` allows it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+from headrace.cluster.client import APPLY, Client, Object
+from headrace.cluster.errors import Conflict, NotFound
+from headrace.cluster.resources import Resource, key_of
+
+REPLICAS = ".spec.replicas"
+
+
+def _always() -> None:
+    return None
+
+
+class Applier:
+    """Applies whole objects. `guard` is called before each write and raises NotLeader where none is allowed."""
+
+    def __init__(self, client: Client, manager: str, guard: Callable[[], None] = _always):
+        self._client = client
+        self._manager = manager
+        self._guard = guard
+
+    async def apply(self, resource: Resource, obj: Object) -> Object:
+        """Apply `obj`; what this manager applied before and `obj` lacks is removed. Raises Conflict, never forces."""
+        namespace, name = key_of(obj)
+        return await self._patch(resource.path(namespace, name), obj)
+
+    async def apply_workload(self, resource: Resource, obj: Object) -> tuple[Object, str | None]:
+        """Apply an object with `spec.replicas`; where another manager owns that field, apply without it.
+
+        Gives the object and the other manager's name (None: the field is ours). Raises Conflict for any other field.
+        """
+        try:
+            return await self.apply(resource, obj), None
+        except Conflict as conflict:
+            if set(conflict.owners) != {REPLICAS}:
+                raise
+            rest = copy.deepcopy(obj)
+            del rest["spec"]["replicas"]
+            return await self.apply(resource, rest), conflict.owners[REPLICAS]
+
+    async def apply_status(self, resource: Resource, obj: Object) -> Object:
+        """Apply the `status` of an existing object. Raises NotFound where it is gone."""
+        namespace, name = key_of(obj)
+        return await self._patch(resource.path(namespace, name, "status"), obj)
+
+    async def delete(self, resource: Resource, obj: Object) -> bool:
+        """Delete this very object; False where it is gone or is another one by now."""
+        self._guard()
+        namespace, name = key_of(obj)
+        try:
+            await self._client.delete(resource, namespace, name, uid=obj["metadata"].get("uid"))
+        except (NotFound, Conflict):
+            return False
+        return True
+
+    async def _patch(self, path: str, obj: Object) -> Object:
+        self._guard()
+        params = {"fieldManager": self._manager, "force": "false", "fieldValidation": "Strict"}
+        return await self._client.patch(path, obj, content_type=APPLY, params=params)
