@@ -1,0 +1,163 @@
+"""The corpus: terms, hand-written intents, templates, and what the model does not know."""
+
+import random
+import re
+import tomllib
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "corpus"
+WITHHELD = 3  # definition questions per term that training never sees
+_CHOICE = re.compile(r"\[([^\[\]]*)\]")
+
+
+@dataclass(frozen=True)
+class Term:
+    """A word of model serving, its answers, and whole questions (`asks`) that describe it."""
+
+    id: str
+    names: tuple[str, ...]
+    answer: str
+    why: str | None
+    improve: str | None
+    asks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Intent:
+    """A hand-written intent: phrasings for training (`say`) and phrasings kept for the evaluation (`held`)."""
+
+    id: str
+    answer: str
+    say: tuple[str, ...]
+    held: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Phrases:
+    """Phrases of one kind with `{x}` or `{n}` for a name; `held` is never trained on."""
+
+    say: tuple[str, ...]
+    held: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Questions that the model has no answer to."""
+
+    answer: str
+    nouns: Phrases
+    questions: Phrases
+
+
+@dataclass(frozen=True)
+class Filler:
+    """Text around a question: short system prompts and sentences that make prompts long."""
+
+    systems: Phrases
+    sentences: Phrases
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Everything that is written by hand; `withheld` holds (term id, question) pairs kept for the evaluation."""
+
+    terms: tuple[Term, ...]
+    intents: tuple[Intent, ...]
+    templates: dict[str, Phrases]
+    prefixes: tuple[str, ...]
+    suffixes: tuple[str, ...]
+    unknown: Unknown
+    filler: Filler
+    withheld: frozenset[tuple[str, str]]
+
+    def answers(self) -> list[str]:
+        """Every answer once, in a stable order."""
+        found = [a for t in self.terms for a in (t.answer, t.why, t.improve) if a is not None]
+        return [*dict.fromkeys([*found, *(i.answer for i in self.intents), self.unknown.answer])]
+
+    def kept(self) -> frozenset[str]:
+        """Every question of the evaluation without case and punctuation: training never sees one of them."""
+        questions = [text for intent in self.intents for text in intent.held]
+        questions += self.unknown.questions.held
+        for phrases in self.templates.values():
+            for template in phrases.held:
+                questions += [template.replace("{x}", name) for term in self.terms for name in term.names]
+        return frozenset(normal(text) for text in questions) | {question for _, question in self.withheld}
+
+
+def expand(pattern: str) -> list[str]:
+    """All readings of a pattern: `[a|b|]` means a, b or nothing. Double spaces are closed."""
+    parts = _CHOICE.split(pattern)
+    choices = [part.split("|") if i % 2 else [part] for i, part in enumerate(parts)]
+    return [re.sub(r" +", " ", "".join(reading)).replace(" ?", "?").strip() for reading in product(*choices)]
+
+
+def normal(text: str) -> str:
+    """Text without case and punctuation, to compare questions."""
+    return re.sub(r"[^a-z0-9]+", " ", text.lower().replace("'", "")).strip()
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads((FOLDER / name).read_text(encoding="utf-8"))
+
+
+def _expanded(patterns: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for pattern in patterns for text in expand(pattern)))
+
+
+def _phrases(say: list[str], held: list[str]) -> Phrases:
+    blocked = {normal(text) for text in held}
+    return Phrases(tuple(t for t in _expanded(say) if not blocked or normal(t) not in blocked), tuple(held))
+
+
+def _term(key: str, row: dict[str, Any]) -> Term:
+    return Term(key, tuple(row["names"]), row["answer"], row.get("why"), row.get("improve"), tuple(row.get("asks", ())))
+
+
+def _intents() -> tuple[Intent, ...]:
+    rows = _read("intents.toml")
+    blocked = {normal(text) for row in rows.values() for text in row["held"]}
+    return tuple(
+        Intent(
+            key, row["answer"], tuple(t for t in _expanded(row["say"]) if normal(t) not in blocked), tuple(row["held"])
+        )
+        for key, row in rows.items()
+    )
+
+
+def _withhold(terms: tuple[Term, ...], define: Phrases) -> frozenset[tuple[str, str]]:
+    rng = random.Random(20_24)
+    pairs: set[tuple[str, str]] = set()
+    for term in terms:
+        for template in rng.sample(define.say, WITHHELD):
+            pairs.add((term.id, normal(template.replace("{x}", rng.choice(term.names)))))
+    return frozenset(pairs)
+
+
+def load() -> Corpus:
+    """Read the corpus folder."""
+    terms = tuple(_term(key, row) for key, row in _read("terms.toml").items())
+    rows = _read("templates.toml")
+    prefix = rows.pop("prefix")
+    templates = {key: _phrases(row["say"], row["held"]) for key, row in rows.items()}
+    unknown, filler = _read("unknown.toml"), _read("filler.toml")
+    return Corpus(
+        terms=terms,
+        intents=_intents(),
+        templates=templates,
+        prefixes=tuple(prefix["say"]),
+        suffixes=tuple(prefix["suffix"]),
+        unknown=Unknown(
+            unknown["answer"],
+            Phrases(tuple(unknown["nouns"]), tuple(unknown["held_nouns"])),
+            _phrases(unknown["say"], unknown["held"]),
+        ),
+        filler=Filler(
+            Phrases(tuple(filler["systems"]), tuple(filler["held_systems"])),
+            Phrases(tuple(filler["sentences"]), tuple(filler["held_sentences"])),
+        ),
+        withheld=_withhold(terms, templates["define"]),
+    )

@@ -1,0 +1,170 @@
+"""Trains the demo model: `python -m headrace_engine.demo.train --out DIR --seed 0`."""
+
+import argparse
+import hashlib
+import json
+import math
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional as F
+
+from headrace_engine.demo.chats import ChatMaker
+from headrace_engine.demo.corpus import Corpus, load
+from headrace_engine.demo.network import Llama, Shape
+from headrace_engine.demo.tokenizer import (
+    CONTEXT,
+    PAD_ID,
+    ChatEncoder,
+    Encoded,
+    save_tokenizer,
+    train_tokenizer,
+    with_dropout,
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How long and how fast to train."""
+
+    steps: int = 1200
+    tokens: int = 3584  # per step, padding included
+    rate: float = 3e-3  # peak learning rate
+    warmup: float = 0.1  # share of the steps
+    decay: float = 0.05  # weight decay
+    dropout: float = 0.1  # share of merges skipped in a third of the questions
+    pool: int = 4096  # chats that are sorted by length together
+    save_every: int = 250  # steps
+
+
+def tokenizer_texts(corpus: Corpus, seed: int) -> Iterator[str]:
+    """Texts that shape the vocabulary: every answer often, and many questions."""
+    for _ in range(40):
+        yield from corpus.answers()
+    for chat in islice(ChatMaker(corpus, seed + 1), 12_000):
+        for turn in chat.turns:
+            if len(turn.question) < 200:
+                yield turn.question
+
+
+def encoded_chats(corpus: Corpus, tokenizer: Tokenizer, recipe: Recipe, seed: int) -> Iterator[Encoded]:
+    """Endless encoded chats, cut to the context; a third has its questions in unusual pieces."""
+    exact, loose = ChatEncoder(tokenizer), ChatEncoder(tokenizer, with_dropout(tokenizer, recipe.dropout))
+    for number, chat in enumerate(ChatMaker(corpus, seed)):
+        encoded = (loose if number % 3 == 0 else exact).encode(chat)
+        if any(encoded.learn[:CONTEXT]):
+            yield Encoded(encoded.ids[:CONTEXT], encoded.learn[:CONTEXT])
+
+
+def batches(chats: Iterator[Encoded], recipe: Recipe, seed: int) -> Iterator[list[Encoded]]:
+    """Groups of chats of similar length with at most `recipe.tokens` tokens, padding included."""
+    rng = random.Random(seed)
+    while True:
+        pool = sorted(islice(chats, recipe.pool), key=lambda c: len(c.ids))
+        groups: list[list[Encoded]] = [[]]
+        for chat in pool:
+            if groups[-1] and (len(groups[-1]) + 1) * len(chat.ids) > recipe.tokens:
+                groups.append([])
+            groups[-1].append(chat)
+        rng.shuffle(groups)
+        yield from groups
+
+
+def tensors(group: list[Encoded]) -> tuple[Tensor, Tensor]:
+    """ids [chats, longest] padded on the right, and the mask of the tokens to learn."""
+    longest = max(len(c.ids) for c in group)
+    ids = torch.full((len(group), longest), PAD_ID)
+    learn = torch.zeros((len(group), longest), dtype=torch.bool)
+    for row, chat in enumerate(group):
+        ids[row, : len(chat.ids)] = torch.tensor(chat.ids)
+        learn[row, : len(chat.ids)] = torch.tensor(chat.learn)
+    return ids, learn
+
+
+def loss_of(network: Llama, group: list[Encoded]) -> Tensor:
+    """Mean cross entropy of the tokens to learn."""
+    ids, learn = tensors(group)
+    target = learn[:, 1:]
+    return F.cross_entropy(network(ids[:, :-1], target), ids[:, 1:][target])
+
+
+def rate_at(step: int, recipe: Recipe) -> float:
+    """Learning rate: linear warm-up, then a cosine down to nothing."""
+    warm = recipe.warmup * recipe.steps
+    if step < warm:
+        return recipe.rate * (step + 1) / warm
+    done = (step - warm) / (recipe.steps - warm)
+    return recipe.rate * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def optimizer_of(network: Llama, recipe: Recipe) -> torch.optim.AdamW:
+    """AdamW; norms do not decay."""
+    matrices = [p for p in network.parameters() if p.dim() == 2]
+    norms = [p for p in network.parameters() if p.dim() != 2]
+    groups = [{"params": matrices, "weight_decay": recipe.decay}, {"params": norms, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.98))
+
+
+def save(network: Llama, shape: Shape, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the model folder: bf16 weights, configuration, tokenizer, and a manifest of hashes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: p.detach().to(torch.bfloat16).contiguous() for name, p in network.named_parameters()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
+    config = shape.config()
+    generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")} | {"do_sample": False}
+    for name, content in (("config.json", config), ("generation_config.json", generation)):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    save_tokenizer(tokenizer, folder)
+    names = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    manifest = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    (folder / "manifest.json").write_text(json.dumps({"sha256": manifest}, indent=2) + "\n", encoding="utf-8")
+
+
+def train(recipe: Recipe, seed: int, folder: Path) -> None:
+    """Train from nothing and write the model folder; prints a line every 25 steps."""
+    torch.manual_seed(seed)
+    corpus, shape = load(), Shape()
+    tokenizer = train_tokenizer(tokenizer_texts(corpus, seed))
+    network = Llama(shape)
+    optimizer = optimizer_of(network, recipe)
+    stream = batches(encoded_chats(corpus, tokenizer, recipe, seed), recipe, seed)
+    began, seen, recent = time.monotonic(), 0, 0.0
+    print(f"{sum(p.numel() for p in network.parameters()):,} parameters, {len(corpus.answers())} answers", flush=True)
+    for step, group in enumerate(islice(stream, recipe.steps)):
+        for part in optimizer.param_groups:
+            part["lr"] = rate_at(step, recipe)
+        loss = loss_of(network, group)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        seen += sum(len(c.ids) for c in group)
+        recent = 0.95 * recent + 0.05 * loss.item() if step else loss.item()
+        if step % 25 == 24:
+            print(f"step {step + 1} loss {recent:.4f} tokens {seen:,} {time.monotonic() - began:.0f} s", flush=True)
+        if step % recipe.save_every == recipe.save_every - 1:
+            save(network, shape, tokenizer, folder)
+    save(network, shape, tokenizer, folder)
+
+
+def main() -> None:
+    """Parse the command line and train."""
+    parser = argparse.ArgumentParser(description="Train the demo model.")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=Recipe.steps)
+    arguments = parser.parse_args()
+    train(Recipe(steps=arguments.steps), arguments.seed, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
