@@ -1,0 +1,110 @@
+"""The core as a process of its own: `run` is the target of a spawned child."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+
+from headrace_engine.config import EngineConfig
+from headrace_engine.core.blocks import BlockPool
+from headrace_engine.core.failure import StartError
+from headrace_engine.core.link import Link
+from headrace_engine.core.loop import Loop
+from headrace_engine.core.messages import Failed, Ready
+from headrace_engine.core.scheduler import Limits, Scheduler
+from headrace_engine.core.state import Identity, Reporter
+
+log = logging.getLogger(__name__)
+
+EXIT_START = 1  # the model cannot be served
+EXIT_FATAL = 70  # the loop ended with an error
+
+
+def run(config: EngineConfig, inbound: str, outbound: str) -> None:
+    """Serve until told to stop; the API process has bound both ZeroMQ addresses, the core connects.
+
+    Sends Ready, then Deltas and StateReports; before any exit with a code other than 0, Failed.
+    Ends with its parent, whatever ends that.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s core %(levelname)s %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt from a terminal reaches both: the parent decides
+    _die_with_parent()
+    _thread_policy(config)
+    link = Link(inbound, outbound)
+    code = 0
+    try:
+        _serve(config, link)
+    except StartError as error:
+        log.error("%s: %s", error.reason, error.message)
+        link.send(Failed(reason=error.reason, message=error.message, file=error.file))
+        code = EXIT_START
+    except Exception as error:
+        log.exception("the core failed")
+        link.send(Failed(reason="EngineFailed", message=f"{type(error).__name__}: {error}"))
+        code = EXIT_FATAL
+    link.close()
+    sys.exit(code)
+
+
+def _serve(config: EngineConfig, link: Link) -> None:
+    from headrace_engine.runner.build import build  # torch is imported here, after the thread policy is set
+
+    engine = build(config)
+    model, kv = engine.model, engine.runner.kv
+    limits = Limits(
+        max_sequences=config.max_sequences,
+        max_batch_tokens=config.max_batch_tokens,
+        max_tokens=model.max_tokens,
+        vocab=engine.shape.vocab,
+    )
+    reporter = Reporter(Identity(model, kv, config.instance))
+    scheduler = Scheduler(limits, BlockPool(kv.pages), reporter.cache_root)
+    loop = Loop(scheduler, engine.runner, link, reporter, time.monotonic)
+    gc.collect()
+    gc.freeze()  # what was loaded is not walked again by the collector
+    link.send(
+        Ready(
+            model=model,
+            shape=engine.shape,
+            memory=engine.memory,
+            kv_groups=kv.groups,
+            total_pages=kv.pages,
+            cache_root=scheduler.cache_root,
+        )
+    )
+    loop.run()
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(EXIT_FATAL)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def _thread_policy(config: EngineConfig) -> None:
+    """OpenMP reads these once, when torch is loaded; a policy set by the user wins.
+
+    Threads that spin while they wait slow two engines on the same CPUs down tenfold; threads that sleep at once cost
+    some microseconds at every operation. A short spin is the middle.
+    """
+    if "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ:
+        return
+    cpus = len(os.sched_getaffinity(0))
+    threads = config.threads or cpus
+    if threads > 1 and threads == cpus:
+        os.environ["GOMP_SPINCOUNT"] = "20000"
+    else:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"

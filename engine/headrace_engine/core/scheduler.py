@@ -1,0 +1,370 @@
+"""Which tokens are computed in the next step, for whom, and what a step's result means. Pure: time is an argument.
+
+One token budget, no phases: each sequence wants its known tokens less those computed. Sequences that decode come first,
+so that each gets its token in every step; what is left of the budget goes to prompts, by priority, then those already
+begun, then arrival. Order is integer priority, then arrival; it never ages.
+
+Preemption is by recomputing. A sequence takes pages only from later ones. One that was preempted is re-admitted with
+the pages of a whole block of new progress, and nobody of its own class may take them before it has made it: so whoever
+waits for such a sequence waits a bounded number of steps, and the first in the order always goes on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass
+
+from headrace_engine.core.blocks import BlockPool
+from headrace_engine.core.plan import NewRow, RowStep, StepPlan, StepResult
+from headrace_engine.core.sequence import Sequence, pages_for
+from headrace_wire.protocol import PAGE_TOKENS, Delta, Finish, Submit
+from headrace_wire.reasons import Reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Bounds of one engine."""
+
+    max_sequences: int  # that hold pages at one time
+    max_batch_tokens: int  # computed in one step; at least max_sequences
+    max_tokens: int  # context length: prompt + output
+    vocab: int  # token ids are below
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """A row of a step in flight."""
+
+    seq: Sequence
+    row: int  # the sequence may hold another row, or none, when the step comes back
+    end: int  # tokens computed after the step
+    sample: bool
+
+
+class Scheduler:
+    """Queues, pages and the steps in flight of one engine."""
+
+    def __init__(self, limits: Limits, pool: BlockPool, cache_root: str):
+        self.limits = limits
+        self.context = min(limits.max_tokens, pool.total * PAGE_TOKENS)  # tokens: one full sequence fits the pool
+        self.pool = pool
+        self.cache_root = cache_root
+        self.running: list[Sequence] = []  # by order; each holds a row and pages
+        self.waiting: list[Sequence] = []  # by order
+        self.preemptions = 0  # since start
+        self.draining = False
+        self._live: dict[str, Sequence] = {}
+        self._deadlines: list[tuple[float, int, Sequence]] = []
+        self._arrivals = 0
+        self._rows = 0
+        self._number = 0
+        self._in_flight: deque[tuple[int, list[_Launched]]] = deque()
+        self._drop: list[int] = []
+        self._draft: dict[Sequence, int] = {}  # tokens given in the step being planned
+        self._budget = 0
+
+    # -- requests
+
+    def submit(self, submit: Submit, now: float) -> list[Delta]:
+        """Queue a request. One that can never run ends at once; a second one under a live id is not taken."""
+        if submit.id in self._live:
+            raise ValueError(f"request id {submit.id} is in use")
+        refusal = self._refusal(submit)
+        if refusal is not None:
+            return [Delta(id=submit.id, error=refusal)]
+        self._arrivals += 1
+        seq = Sequence(submit, self._arrivals, now, self.context)
+        seq.start_chain(self.cache_root)
+        self._live[seq.id] = seq
+        insort(self.waiting, seq, key=_order)
+        if seq.deadline is not None:
+            heapq.heappush(self._deadlines, (seq.deadline, self._arrivals, seq))
+        return []
+
+    def _refusal(self, submit: Submit) -> Reason | None:
+        size = len(submit.tokens) // 4
+        if self.draining:
+            return Reason.DRAINING
+        if size == 0 or len(submit.tokens) % 4 or submit.max_tokens < 1:
+            return Reason.INVALID_REQUEST
+        if size + 1 > self.context:
+            return Reason.CONTEXT_EXCEEDED
+        ids = memoryview(submit.tokens).cast("i")
+        return None if min(ids) >= 0 and max(ids) < self.limits.vocab else Reason.INVALID_REQUEST
+
+    def abort(self, ids: list[str], reason: Reason) -> list[Delta]:
+        """End these requests, in whatever state; unknown ids are ignored (they may have ended meanwhile)."""
+        found = [seq for seq in (self._live.get(i) for i in ids) if seq is not None]
+        return [self._end(seq, error=reason) for seq in found]
+
+    def abort_all(self, reason: Reason) -> list[Delta]:
+        """End everything."""
+        return self.abort(list(self._live), reason)
+
+    def expire(self, now: float) -> list[Delta]:
+        """End the requests whose time ran out."""
+        ended = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            seq = heapq.heappop(self._deadlines)[2]
+            if not seq.finished:
+                ended.append(self._end(seq, error=Reason.DEADLINE_EXCEEDED))
+        return ended
+
+    def reset_cache(self, cache_root: str) -> None:
+        """Begin a new epoch: no block of before is found again, nor published by a sequence that runs on."""
+        self.cache_root = cache_root
+        self.pool.reset()
+        for seq in self.running:
+            seq.root, seq.keys = None, []
+        for seq in self.waiting:
+            seq.start_chain(cache_root)
+
+    @property
+    def busy(self) -> bool:
+        """Is anything queued, running or in flight?"""
+        return bool(self._live or self._in_flight)
+
+    @property
+    def in_flight(self) -> int:
+        """Steps launched and not collected."""
+        return len(self._in_flight)
+
+    # -- planning a step
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step; None when nothing can be computed now (then collect what is in flight)."""
+        self._budget = self.limits.max_batch_tokens
+        self._draft = {}
+        blocked = self._plan_decodes()
+        self._plan_prompts(blocked)
+        if not self._draft:
+            return None
+        return self._commit()
+
+    def _plan_decodes(self) -> bool:
+        """Give each decoding sequence its token. True where one got no page: later ones then take none either."""
+        blocked = False
+        for seq in list(self.running):
+            if not seq.row or seq.want != 1:  # preempted just now, or a prompt, or all in flight
+                continue
+            if not self._has_pages(seq) and (blocked or not self._grow(seq)):
+                blocked = True
+                continue
+            self._give(seq, 1)
+        return blocked
+
+    def _plan_prompts(self, blocked: bool) -> None:
+        """Spend the rest of the budget on prompts: begun ones before waiting ones of the same priority."""
+        begun = deque(seq for seq in self.running if seq.want > 1)
+        while self._budget > 0:
+            if begun and (blocked or not self.waiting or begun[0].priority >= self.waiting[0].priority):
+                seq = begun.popleft()
+                if seq.row:  # not preempted by one admitted just now
+                    self._give(seq, seq.want)
+            elif self.waiting and not blocked:
+                seq = self.waiting[0]
+                blocked = not self._admit(seq)
+                if not blocked:
+                    self._give(seq, seq.want)
+            else:
+                return
+
+    def _give(self, seq: Sequence, want: int) -> None:
+        count = min(want, self._budget)
+        if count > 0:
+            self._draft[seq] = count
+            self._budget -= count
+
+    def _has_pages(self, seq: Sequence) -> bool:
+        return pages_for(seq.computed + 1) <= len(seq.pages)
+
+    def _grow(self, seq: Sequence) -> bool:
+        """One more page for a sequence that decodes, taken from later ones if need be."""
+        while True:
+            pages = self.pool.allocate(1)
+            if pages is not None:
+                seq.pages += pages
+                return True
+            if self.pool.recoverable:
+                return False  # freed already, but a step in flight may still touch it
+            victim = self._victim(seq)
+            if victim is None:
+                return False
+            self._preempt(victim)
+
+    def _victim(self, seq: Sequence) -> Sequence | None:
+        """The last in the order behind `seq` that may be preempted for it."""
+        for other in reversed(self.running):
+            if other.order <= seq.order:
+                return None
+            if other.computed >= other.floor or other.priority < seq.priority:
+                return other
+        return None
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take row and pages of a sequence back; it waits and will be recomputed."""
+        self._take_back(seq)
+        seq.rewind()
+        if seq.root is None:
+            seq.start_chain(self.cache_root)
+        insort(self.waiting, seq, key=_order)
+        self.preemptions += 1
+
+    def _take_back(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        self._budget += self._draft.pop(seq, 0)
+        if seq.announced:
+            self._drop.append(seq.row)
+        self.pool.release(seq.pages)
+
+    # -- admission
+
+    def _admit(self, seq: Sequence) -> bool:
+        """Give the first waiting sequence a row and all pages of its prompt, or leave everything as it is."""
+        hits = self.pool.lookup(seq.keys_of((seq.known - 1) // PAGE_TOKENS))
+        if not self._make_room(seq, hits):
+            return False
+        self.pool.acquire(hits)
+        fresh = self.pool.allocate(pages_for(seq.reserve) - len(hits))
+        if fresh is None:  # what was freed for it may still be touched by a step in flight
+            self.pool.release(hits)
+            return False
+        self.waiting.remove(seq)
+        insort(self.running, seq, key=_order)
+        self._rows += 1
+        seq.row = self._rows
+        seq.pages = hits + fresh
+        seq.computed = seq.done = len(hits) * PAGE_TOKENS
+        seq.published = len(hits)
+        if not seq.started:
+            seq.started = True
+            seq.cached = seq.computed
+        return True
+
+    def _make_room(self, seq: Sequence, hits: list[int]) -> bool:
+        """Is there a slot, and are there pages besides the hits? Lower priorities are preempted only if that helps."""
+        need = pages_for(seq.reserve) - len(hits)
+        spare = self.pool.available - self.pool.idle(hits)
+        # A page for every fourth running sequence, so that a fresh prompt does not at once push one out.
+        margin = len(self.running) // 4
+        if len(self.running) < self.limits.max_sequences and spare >= need + margin:
+            return True
+        lower = [other for other in self.running if other.priority < seq.priority]
+        if not lower or self._obtainable(lower, hits) < need:
+            return False
+        while len(self.running) >= self.limits.max_sequences or self._obtainable([], hits) < need:
+            self._preempt(lower.pop())
+        return True
+
+    def _obtainable(self, victims: list[Sequence], hits: list[int]) -> int:
+        """Pages besides the hits that would be free, after the steps in flight, without these sequences."""
+        held: dict[int, int] = {}
+        for seq in victims:
+            for page in seq.pages:
+                held[page] = held.get(page, 0) + 1
+        kept = set(hits)
+        freed = sum(1 for page, n in held.items() if n == self.pool.references(page) and page not in kept)
+        return self.pool.recoverable - sum(1 for page in hits if not self.pool.references(page)) + freed
+
+    # -- launch and result
+
+    def _commit(self) -> StepPlan:
+        """Fix the draft: count its tokens as computed and remember what is in flight."""
+        self._number += 1
+        new: list[NewRow] = []
+        steps: list[RowStep] = []
+        launched: list[_Launched] = []
+        for seq, count in sorted(self._draft.items(), key=lambda item: item[1] > 1):  # stable: decode rows first
+            added: list[int] = []
+            if not seq.announced:
+                seq.announced = True
+                new.append(_new_row(seq))
+            elif len(seq.pages) > seq.sent_pages:
+                added = seq.pages[seq.sent_pages :]
+            seq.sent_pages = len(seq.pages)
+            sample = count == seq.want
+            steps.append(RowStep(row=seq.row, start=seq.computed, count=count, sample=sample, pages=added))
+            seq.computed += count
+            seq.pending += sample
+            launched.append(_Launched(seq, seq.row, seq.computed, sample))
+        self._draft = {}
+        drop, self._drop = self._drop, []
+        self._in_flight.append((self._number, launched))
+        self.pool.launched(self._number)
+        return StepPlan(number=self._number, new=new, steps=steps, drop=drop)
+
+    def apply(self, result: StepResult) -> list[Delta]:
+        """Take the result of the oldest step in flight."""
+        number, rows = self._in_flight.popleft()
+        if number != result.number:
+            raise RuntimeError(f"step {result.number} came back while {number} is the oldest in flight")
+        self.pool.collected(number)
+        deltas: list[Delta] = []
+        for item in rows:
+            seq = item.seq
+            if seq.row != item.row:  # ended or preempted meanwhile
+                continue
+            if item.row in result.failed:
+                deltas.append(self._end(seq, error=result.failed[item.row]))
+                continue
+            seq.done = item.end
+            self._publish(seq)
+            if item.sample:
+                deltas.append(self._accept(seq, result.tokens[item.row]))
+        return deltas
+
+    def fail_step(self, reason: Reason) -> list[Delta]:
+        """The oldest step in flight is lost: its requests end with `reason`."""
+        number, rows = self._in_flight[0]
+        failed = {item.row: reason for item in rows}
+        return self.apply(StepResult(number=number, tokens={}, failed=failed))
+
+    def _publish(self, seq: Sequence) -> None:
+        """Offer the blocks that are full and computed to the prefix index."""
+        full = min(seq.done, seq.known) // PAGE_TOKENS
+        if seq.root is None or full <= seq.published:
+            return
+        keys = seq.keys_of(full)
+        for at in range(seq.published, full):
+            self.pool.publish(keys, seq.pages, at)
+        seq.published = full
+
+    def _accept(self, seq: Sequence, tokens: list[int]) -> Delta:
+        first = seq.known == seq.prompt
+        seq.pending -= 1
+        seq.tokens.extend(tokens)
+        if tokens[-1] in seq.stop_ids:
+            return self._end(seq, tokens, finish=Finish.STOP)
+        if seq.known >= seq.limit:
+            return self._end(seq, tokens, finish=Finish.LENGTH)
+        return Delta(id=seq.id, tokens=tokens, cached=seq.cached if first else 0)
+
+    def _end(
+        self, seq: Sequence, tokens: list[int] | None = None, finish: Finish | None = None, error: Reason | None = None
+    ) -> Delta:
+        """The one place where a request ends: everything it held goes back, and its terminal Delta is made."""
+        if seq.row:
+            self._take_back(seq)
+        else:
+            self.waiting.remove(seq)
+        seq.row = 0
+        seq.pages = []
+        seq.finished = True
+        del self._live[seq.id]
+        return Delta(id=seq.id, tokens=tokens or [], cached=seq.cached, finish=finish, error=error)
+
+
+def _order(seq: Sequence) -> tuple[int, int]:
+    return seq.order
+
+
+def _new_row(seq: Sequence) -> NewRow:
+    return NewRow(
+        row=seq.row,
+        tokens=seq.tokens.tobytes(),
+        prompt=seq.prompt,
+        pages=list(seq.pages),
+        sampling=seq.sampling,
+    )

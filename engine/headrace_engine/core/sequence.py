@@ -1,0 +1,124 @@
+"""One request inside the core: its tokens, its pages and how far it is."""
+
+from __future__ import annotations
+
+from array import array
+
+from headrace_wire.keys import block_key, chain_root
+from headrace_wire.protocol import PAGE_TOKENS, Sampling, Submit
+
+
+def pages_for(tokens: int) -> int:
+    """Pages that hold `tokens` tokens."""
+    return -(-tokens // PAGE_TOKENS)
+
+
+class Sequence:
+    """A request's state. The scheduler alone writes it.
+
+    `known` tokens = prompt + accepted output; `pending` = tokens being sampled by steps in flight; `computed` = tokens
+    whose KV is written, counting steps in flight; `done` = the same without steps in flight.
+    """
+
+    __slots__ = (
+        "announced",
+        "cached",
+        "computed",
+        "deadline",
+        "done",
+        "finished",
+        "floor",
+        "holder",
+        "id",
+        "keys",
+        "limit",
+        "order",
+        "pages",
+        "pending",
+        "prompt",
+        "published",
+        "root",
+        "row",
+        "sampling",
+        "sent_pages",
+        "since",
+        "started",
+        "stop_ids",
+        "submit",
+        "tokens",
+    )
+
+    def __init__(self, submit: Submit, number: int, now: float, max_tokens: int):
+        """`number`: count of arrivals; `now`: s; `max_tokens`: context length."""
+        self.submit = submit
+        self.id = submit.id
+        self.holder = submit.holder
+        self.sampling: Sampling = submit.sampling
+        self.stop_ids = frozenset(submit.stop_ids)
+        self.tokens = array("i", submit.tokens)
+        self.prompt = len(self.tokens)
+        self.limit = min(self.prompt + submit.max_tokens, max_tokens)  # tokens at which it ends
+        self.order = (-submit.priority, number)  # smaller goes first
+        self.since = now  # arrival, s
+        self.deadline = None if submit.left_ms is None else now + submit.left_ms / 1000.0
+        self.row = 0  # 0: holds no row
+        self.announced = False  # the runner knows the row
+        self.computed = 0
+        self.done = 0
+        self.pending = 0
+        self.pages: list[int] = []
+        self.sent_pages = 0  # pages that the runner knows
+        self.root: bytes | None = None  # parent of the first block's key; None: its pages are not published
+        self.keys: list[bytes] = []
+        self.published = 0  # full pages offered to the prefix index
+        self.cached = 0  # prompt tokens found in the prefix cache at the first admission
+        self.started = False  # was admitted at least once
+        self.finished = False
+        self.floor = 0  # computed tokens before it may be preempted again inside its class
+
+    @property
+    def priority(self) -> int:
+        """Higher goes first."""
+        return -self.order[0]
+
+    @property
+    def known(self) -> int:
+        """Tokens of prompt and accepted output."""
+        return len(self.tokens)
+
+    @property
+    def want(self) -> int:
+        """Tokens to compute now; 0 when all that may be generated is in flight."""
+        known = len(self.tokens) + self.pending
+        return 0 if known >= self.limit else known - self.computed
+
+    @property
+    def reserve(self) -> int:
+        """Tokens whose pages are taken at admission: all that is known, and its own growth until `floor`."""
+        return max(len(self.tokens), self.floor)
+
+    def start_chain(self, cache_root: str) -> None:
+        """Key its blocks under this cache root from now on."""
+        self.root = chain_root(cache_root, self.submit.salt, self.submit.adapter)
+        self.keys = []
+        self.published = 0
+
+    def keys_of(self, pages: int) -> list[bytes]:
+        """Keys of the first `pages` full pages."""
+        if self.root is None:
+            return []
+        while len(self.keys) < pages:
+            at = len(self.keys) * PAGE_TOKENS
+            parent = self.keys[-1] if self.keys else self.root
+            self.keys.append(block_key(parent, self.tokens[at : at + PAGE_TOKENS].tobytes()))
+        return self.keys[:pages] if len(self.keys) > pages else self.keys
+
+    def rewind(self) -> None:
+        """Forget everything that was computed: its row and pages were taken back."""
+        self.floor = min(self.computed + PAGE_TOKENS, self.limit - 1)
+        self.row = 0
+        self.announced = False
+        self.computed = self.done = self.pending = 0
+        self.pages = []
+        self.sent_pages = 0
+        self.published = 0
