@@ -29,13 +29,16 @@ class ConditionType(str, Enum):
     STALLED = "Stalled"
 
 
-class Condition(ApiType):
-    """One condition, as metav1.Condition."""
+OBSERVED_GENERATION = "Generation of the object that this status describes; -1: nobody has looked at it yet."
 
-    type: str = Field(description="What is said.", max_length=63)
-    status: Status = Field(description="True, False or Unknown.")
-    reason: str = Field(description="Why, in one CamelCase word.", max_length=128)
-    message: str = Field("", description="Why, in a sentence with numbers.", max_length=4096)
+
+class Condition(ApiType):
+    """One thing that is said of the object."""
+
+    type: str = Field(description="What is said.", min_length=1, max_length=316)
+    status: Status = Field(description="Whether it holds.")
+    reason: str = Field(description="Why, in one CamelCase word.", min_length=1, max_length=1024)
+    message: str = Field("", description="Why, in a sentence with numbers.", max_length=32768)
     observed_generation: int = Field(0, description="Generation of the object that this was said of.")
     last_transition_time: str = Field(
         "", description="When `status` last changed.", json_schema_extra={"format": "date-time"}

@@ -2,102 +2,121 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
+from pydantic.config import JsonDict
 
-from headrace.api.common import ApiType
-from headrace.api.conditions import Condition
+from headrace.api.common import MAP_BY_NAME, MAP_BY_TYPE, ApiType, Count
+from headrace.api.conditions import OBSERVED_GENERATION, Condition
+
+_DECISION: JsonDict = {
+    "type": "object",
+    "description": "One change of the number of replicas, with all that it was decided from.",
+    "x-kubernetes-preserve-unknown-fields": True,
+    "properties": {
+        "at": {"type": "string", "format": "date-time", "description": "When it was decided."},
+        "from": {"type": "integer", "description": "Replicas before."},
+        "to": {"type": "integer", "description": "Replicas after."},
+        "reason": {"type": "string", "description": "What decided, in one CamelCase word."},
+        "message": {"type": "string", "description": "The decision in a sentence with numbers."},
+    },
+}
 
 
 class SourceStatus(ApiType):
     """What the source resolved to."""
 
-    revision: str = Field("", description="Resolved revision.")
-    digest: str = Field("", description="Digest of the weights.")
+    revision: str = Field("", description="Revision of the files: a commit of the hub, or a digest.")
+    digest: str = Field("", description="Digest of the weights' index.")
 
 
 class ClassStatus(ApiType):
     """How one class fares; absent figures are unknown."""
 
     name: str = Field(description="Name of the class.")
-    goodput_percent: int | None = Field(None, description="Good of offered requests in the last minutes.")
-    queue_age: str | None = Field(None, description="Age of the oldest request that has not begun.")
+    goodput_percent: Annotated[int, Field(ge=0, le=100)] | None = Field(
+        None, description="Share of the offered requests of the last minutes that were good, in percent."
+    )
+    queue_age: str | None = Field(None, description="Age of the oldest request that has not begun, such as 310ms.")
     as_of: str | None = Field(None, description="When this was seen.", json_schema_extra={"format": "date-time"})
 
 
 class MemoryStatus(ApiType):
-    """The arithmetic of the memory fit, per rank."""
+    """The arithmetic of the memory fit, on the fullest rank; quantities in binary units such as 15.4Gi."""
 
-    capacity: str = ""
-    weights: str = ""
-    kv_per_token: str = ""
-    overhead: str = ""
-    kv_pool: str = ""
-    full_length_sequences: int = 0
+    capacity: str = Field("", description="Memory of the accelerator, or the container's memory limit.")
+    weights: str = Field("", description="Weights on a rank.")
+    kv_per_token: str = Field("", description="Keys and values of one token on a rank.")
+    overhead: str = Field("", description="Runtime, activations and logits of a full step.")
+    kv_pool: str = Field("", description="What is left for keys and values.")
+    full_length_sequences: Count = Field(0, description="Requests of full length that fit at one time.")
 
 
 class PhaseTraffic(ApiType):
     """Traffic of one phase over the slowest link."""
 
-    bytes: str = ""
-    time: str = ""
+    bytes: str = Field("", description="Bytes that one rank sends, such as 2.5Mi.")
+    time: str = Field("", description="Time that the link is busy, such as 310us.")
 
 
 class CommunicationStatus(ApiType):
-    """What crosses the slowest link."""
+    """What crosses the slowest link between the ranks of a replica."""
 
     slowest_link: str = Field("", description="none, intraNode or interNode.")
     prefill: PhaseTraffic | None = Field(None, description="Per 1,000 prompt tokens.")
-    decode: PhaseTraffic | None = Field(None, description="Per step of one token.")
+    decode: PhaseTraffic | None = Field(None, description="Per step of one sequence.")
 
 
 class EngineStatus(ApiType):
     """What the engines report."""
 
-    version: str = ""
-    max_tokens: int = 0
-    blocks: int = 0
+    version: str = Field("", description="Version of the engine.")
+    max_tokens: Count = Field(0, description="Longest prompt plus output, in tokens.")
+    blocks: Count = Field(0, description="Pages of 64 tokens in one engine's pool.")
 
 
 class ColdStart(ApiType):
-    """Measured time from pod creation to ready."""
+    """Measured time from a pod's creation to ready."""
 
-    p50: str = ""
-    p95: str = ""
+    p50: str = Field("", description="Median, such as 22s.")
+    p95: str = Field("", description="95th percentile, such as 31s.")
 
 
 class ScalingStatus(ApiType):
     """What the autoscaler decided."""
 
-    desired: int = 0
-    cold_start: ColdStart | None = None
+    desired: Count = Field(0, description="Replicas that are wanted now.")
+    cold_start: ColdStart | None = Field(None, description="How long a new replica takes.")
     last_decisions: list[dict[str, Any]] = Field(
         default_factory=list,
         description="The last changes, newest first, each with its candidates and guards.",
-        json_schema_extra={"items": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+        json_schema_extra={"items": _DECISION},
     )
 
 
 class ModelStatus(ApiType):
     """What the operator saw."""
 
-    observed_generation: int = -1
-    replicas: int = 0
-    ready_replicas: int = 0
-    selector: str = ""
-    url: str = ""
-    source: SourceStatus | None = None
-    pod_revision: str = ""
+    observed_generation: int = Field(-1, description=OBSERVED_GENERATION)
+    replicas: Count = Field(0, description="Pods that exist.")
+    ready_replicas: Count = Field(0, description="Pods that serve.")
+    selector: str = Field("", description="Label selector of the pods, for the scale subresource.")
+    url: str = Field("", description="Base URL of the gateway, for OpenAI clients inside the cluster.")
+    source: SourceStatus | None = Field(None, description="What the source resolved to.")
+    pod_revision: str = Field("", description="Hash of the pod template that is rolled out.")
     service_level: list[ClassStatus] = Field(
         default_factory=list,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        description="How each class fares, in the order of the objective.",
+        json_schema_extra=MAP_BY_NAME,
     )
-    memory: MemoryStatus | None = None
-    communication: CommunicationStatus | None = None
-    engine: EngineStatus | None = None
-    scaling: ScalingStatus | None = None
+    memory: MemoryStatus | None = Field(None, description="The arithmetic of the memory fit.")
+    communication: CommunicationStatus | None = Field(None, description="What crosses the slowest link.")
+    engine: EngineStatus | None = Field(None, description="What the engines report.")
+    scaling: ScalingStatus | None = Field(None, description="What the autoscaler decided.")
     conditions: list[Condition] = Field(
         default_factory=list,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        description="Ready, Accepted, MemoryFits, WorkloadReady, EngineConformant, CacheIsolated, ServiceLevelMet, "
+        "ScalingActive; Reconciling and Stalled only while True.",
+        json_schema_extra=MAP_BY_TYPE,
     )

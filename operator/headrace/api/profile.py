@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from headrace.api.common import ApiType, Metadata
-from headrace.api.conditions import Condition
-from headrace.api.quantities import ByteQuantity, Latency, byte_count, seconds
+from headrace.api.cel import Rule
+from headrace.api.common import MAP_BY_TYPE, ApiType, Count, Metadata
+from headrace.api.conditions import OBSERVED_GENERATION, Condition
+from headrace.api.quantities import Latency, PositiveBytes, byte_count, seconds
 
 
 class Link(ApiType):
-    """A link between two accelerators."""
+    """What connects an accelerator to others."""
 
-    bandwidth: ByteQuantity = Field(description="Bytes per second in one direction, such as 450G.")
-    latency: Latency = Field(description="One-way latency, such as 2us.")
+    bandwidth: PositiveBytes = Field(
+        description="Bytes per second and accelerator in one direction, such as 450G (10^9). Where accelerators share "
+        "a link, the share of one."
+    )
+    latency: Latency = Field(description="Time of one message apart from its bytes, one way, such as 2us.")
 
     @property
     def bytes_per_second(self) -> int:
@@ -32,15 +36,15 @@ class Topology(ApiType):
     """How accelerators are connected."""
 
     gpus_per_node: Annotated[int, Field(ge=1, le=64)] = Field(8, description="Accelerators of one node.")
-    intra_node: Link = Field(description="Between accelerators of one node.")
-    inter_node: Link = Field(description="Between nodes.")
+    intra_node: Link = Field(description="Link between accelerators of one node.")
+    inter_node: Link = Field(description="Link between accelerators of different nodes.")
 
 
 class ProfileSpec(ApiType):
     """Degrees of parallelism of one replica."""
 
-    tensor: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Tensor-parallel ranks.")
-    pipeline: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Pipeline stages.")
+    tensor: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Ranks that share the work of each layer.")
+    pipeline: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Stages that the layers are split into.")
     topology: Topology | None = Field(None, description="Links between accelerators, for the communication plan.")
 
     @property
@@ -48,15 +52,26 @@ class ProfileSpec(ApiType):
         """Accelerators of one replica."""
         return self.tensor * self.pipeline
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.topology) || self.tensor <= self.topology.gpusPerNode || "
+            "self.tensor % self.topology.gpusPerNode == 0",
+            "tensor above topology.gpusPerNode must be a multiple of it: nodes share a layer evenly",
+            field=".tensor",
+        ),
+    )
+
 
 class ProfileStatus(ApiType):
     """What the operator derived."""
 
-    observed_generation: int = -1
-    gpus_per_replica: int = 0
-    nodes_per_replica: int = 0
-    used_by: list[str] = Field(default_factory=list, description="Models that refer to this object.")
-    conditions: list[Condition] = Field(default_factory=list)
+    observed_generation: int = Field(-1, description=OBSERVED_GENERATION)
+    gpus_per_replica: Count = Field(0, description="Accelerators of one replica.")
+    nodes_per_replica: Count = Field(0, description="Nodes that one replica spans.")
+    used_by: list[str] = Field(default_factory=list, description="Names of the Models that refer to this object.")
+    conditions: list[Condition] = Field(
+        default_factory=list, description="Ready: the operator has read this generation.", json_schema_extra=MAP_BY_TYPE
+    )
 
 
 class ParallelismProfile(ApiType):

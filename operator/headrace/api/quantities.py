@@ -1,19 +1,19 @@
-"""Durations ("500ms"), byte quantities ("80Gi") and bandwidths ("50G") as users write them."""
+"""Durations ("500ms"), byte quantities ("80Gi"), bandwidths ("50G") and container resources as users write them."""
 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+
+from headrace.api.cel import Cel
 
 DURATION_PATTERN = r"^[0-9]{1,9}(ms|s|m|h)$"
 BYTES_PATTERN = r"^[0-9]{1,12}(Ki|Mi|Gi|Ti|k|M|G|T)?$"
 LATENCY_PATTERN = r"^[0-9]{1,9}(ns|us|ms|s)$"
-
-Duration = Annotated[str, Field(pattern=DURATION_PATTERN, max_length=16)]
-ByteQuantity = Annotated[str, Field(pattern=BYTES_PATTERN, max_length=16)]
-Latency = Annotated[str, Field(pattern=LATENCY_PATTERN, max_length=16)]
+RESOURCE_PATTERN = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,2})?$"
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _BYTES = {
@@ -26,6 +26,11 @@ _BYTES = {
     "Mi": 2**20,
     "Gi": 2**30,
     "Ti": 2**40,
+}
+_SCALES = {
+    "": Decimal(1),
+    **{unit: Decimal(10) ** (3 * (i - 3)) for i, unit in enumerate(("n", "u", "m", "", "k", "M", "G", "T", "P", "E"))},
+    **{unit: Decimal(2) ** (10 * (i + 1)) for i, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"))},
 }
 
 
@@ -45,6 +50,18 @@ def byte_count(quantity: str) -> int:
     return int(match[1]) * _BYTES[match[2] or ""]
 
 
+def resource_amount(quantity: str | int) -> Decimal:
+    """Amount of a container resource as Kubernetes writes it: 2, "500m", "1.5Gi", "1e9". Raises ValueError."""
+    text = str(quantity)
+    match = re.fullmatch(RESOURCE_PATTERN, text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a quantity such as 500m, 2 or 1.5Gi")
+    unit = match[3] or ""
+    if unit[:1] in {"e", "E"} and len(unit) > 1 and unit != "Ei":
+        return Decimal(match[1]).scaleb(int(unit[1:]))
+    return Decimal(match[1]) * _SCALES[unit]
+
+
 def show_bytes(count: float) -> str:
     """A byte count for people, in binary units with at most one decimal: 15.4Gi."""
     for unit, size in (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
@@ -61,3 +78,21 @@ def show_seconds(value: float) -> str:
         if value >= size or unit == "us":
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}s"
+
+
+def _positive(value: str) -> str:
+    if not value.strip("0")[:1].isdigit():
+        raise ValueError("must be more than 0")
+    return value
+
+
+Duration = Annotated[str, Field(pattern=DURATION_PATTERN, max_length=16)]
+PositiveDuration = Annotated[
+    Duration, AfterValidator(_positive), Cel("duration(self) > duration('0s')", "must be more than 0")
+]
+ByteQuantity = Annotated[str, Field(pattern=BYTES_PATTERN, max_length=16)]
+PositiveBytes = Annotated[
+    ByteQuantity, AfterValidator(_positive), Cel("quantity(self).isGreaterThan(quantity('0'))", "must be more than 0")
+]
+Latency = Annotated[str, Field(pattern=LATENCY_PATTERN, max_length=16)]
+ResourceQuantity = Annotated[str, Field(pattern=RESOURCE_PATTERN, max_length=32)]

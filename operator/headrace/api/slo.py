@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from headrace.api.common import ApiType, Metadata, Name
-from headrace.api.conditions import Condition
-from headrace.api.quantities import Duration, seconds
+from headrace.api.cel import Rule
+from headrace.api.common import MAP_BY_NAME, MAP_BY_TYPE, ApiType, Metadata, Name
+from headrace.api.conditions import OBSERVED_GENERATION, Condition
+from headrace.api.quantities import PositiveDuration, seconds
 
 
 class ServiceClass(ApiType):
     """The targets of one class. A request is good if it meets all of them."""
 
     name: Name = Field(description="Name of the class, as in Tenant.spec.classes and the x-headrace-class header.")
-    priority: Annotated[int, Field(ge=0, le=1000)] = Field(0, description="Higher is served first.")
-    ttft: Duration = Field(description="Target of the time to first token, such as 500ms.")
-    tpot: Duration = Field(description="Target of the mean time per output token after the first, such as 50ms.")
-    e2e: Duration | None = Field(None, description="Target of the whole request's time, such as 30s. Absent: none.")
-    max_queue_age: Duration = Field(
-        description="The autoscaler adds replicas before a request waits longer, such as 250ms."
+    priority: Annotated[int, Field(ge=0, le=1000)] = Field(
+        0, description="Classes with a higher number are served first."
+    )
+    ttft: PositiveDuration = Field(description="Target of the time to first token, such as 500ms.")
+    tpot: PositiveDuration = Field(
+        description="Target of the mean time per output token after the first, such as 50ms."
+    )
+    e2e: PositiveDuration | None = Field(
+        None, description="Target of the whole request's time, such as 30s. Absent: none."
+    )
+    max_queue_age: PositiveDuration = Field(
+        description="The autoscaler adds replicas before a request waits longer than this, such as 250ms."
     )
     objective_percent: Annotated[int, Field(ge=1, le=100)] = Field(
-        99, description="Share of offered requests that must be good."
+        99, description="Share of offered requests that must be good, in percent."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "duration(self.maxQueueAge) <= duration(self.ttft)",
+            "maxQueueAge must not exceed ttft: a request that old is already late",
+            field=".maxQueueAge",
+            numbers="'maxQueueAge ' + self.maxQueueAge + ' exceeds ttft ' + self.ttft + "
+            "': a request that old is already late'",
+        ),
+        Rule(
+            "!has(self.e2e) || duration(self.e2e) >= duration(self.ttft)",
+            "e2e must not be shorter than ttft: the whole request includes its first token",
+            field=".e2e",
+            numbers="'e2e ' + self.e2e + ' is shorter than ttft ' + self.ttft + "
+            "': the whole request includes its first token'",
+        ),
     )
 
     @property
@@ -50,19 +74,22 @@ class ServiceClass(ApiType):
 class SloSpec(ApiType):
     """What is promised."""
 
-    window: Duration = Field("1h", description="Window over which attainment is reported.")
+    window: PositiveDuration = Field("1h", description="Window over which attainment is reported.")
     classes: Annotated[list[ServiceClass], Field(min_length=1, max_length=16)] = Field(
         description="Classes of requests, each with its targets.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        json_schema_extra=MAP_BY_NAME,
     )
 
 
 class SloStatus(ApiType):
     """What the operator saw."""
 
-    observed_generation: int = -1
-    used_by: list[str] = Field(default_factory=list, description="Models that refer to this object.")
-    conditions: list[Condition] = Field(default_factory=list)
+    observed_generation: int = Field(-1, description=OBSERVED_GENERATION)
+    classes: list[str] = Field(default_factory=list, description="Names of the classes, the highest priority first.")
+    used_by: list[str] = Field(default_factory=list, description="Names of the Models that refer to this object.")
+    conditions: list[Condition] = Field(
+        default_factory=list, description="Ready: the operator has read this generation.", json_schema_extra=MAP_BY_TYPE
+    )
 
 
 class ServiceLevelObjective(ApiType):

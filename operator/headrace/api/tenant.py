@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
-from pydantic.config import JsonDict
 
-from headrace.api.common import ApiType, Metadata, Name, NamedRef
-from headrace.api.conditions import Condition
+from headrace.api.cel import Rule
+from headrace.api.common import MAP_BY_NAME, MAP_BY_TYPE, ApiType, Count, Metadata, Name, NamedRef
+from headrace.api.conditions import OBSERVED_GENERATION, Condition
 
-_MAP_BY_NAME: JsonDict = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 Limit = Annotated[int, Field(ge=1, le=10**15)]
 
 
@@ -33,7 +32,18 @@ class Quota(ApiType):
     tokens_per_minute: Limit | None = Field(None, description="Prompt and output tokens per minute.")
     tokens_per_day: Limit | None = Field(None, description="Prompt and output tokens per day (UTC).")
     concurrent_requests: Limit | None = Field(None, description="Requests at one time, queued ones included.")
-    max_tokens_per_request: Limit | None = Field(None, description="Output tokens of one request.")
+    max_tokens_per_request: Limit | None = Field(
+        None, description="Output tokens of one request; a request that asks for more is refused."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = tuple(
+        Rule(
+            f"!has(self.maxTokensPerRequest) || !has(self.{limit}) || self.maxTokensPerRequest <= self.{limit}",
+            f"maxTokensPerRequest must not exceed {limit}: such a request could never be admitted",
+            field=".maxTokensPerRequest",
+        )
+        for limit in ("tokensPerMinute", "tokensPerDay")
+    )
 
 
 class TenantSpec(ApiType):
@@ -42,12 +52,12 @@ class TenantSpec(ApiType):
     api_keys: Annotated[list[ApiKey], Field(max_length=64)] = Field(
         default_factory=list,
         description="Hashes of the keys that identify this tenant.",
-        json_schema_extra=_MAP_BY_NAME,
+        json_schema_extra=MAP_BY_NAME,
     )
     models: Annotated[list[NamedRef], Field(max_length=256)] = Field(
         default_factory=list,
         description="Models of this namespace that the tenant may call.",
-        json_schema_extra=_MAP_BY_NAME,
+        json_schema_extra=MAP_BY_NAME,
     )
     classes: Annotated[list[Name], Field(max_length=16)] = Field(
         default_factory=list,
@@ -59,22 +69,35 @@ class TenantSpec(ApiType):
     )
     quota: Quota = Field(default_factory=Quota, description="Limits; absent ones do not limit.")
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.apiKeys) || self.apiKeys.all(k, self.apiKeys.exists_one(other, other.sha256 == k.sha256))",
+            "two keys have the same sha256: each entry must be a key of its own",
+            field=".apiKeys",
+        ),
+    )
+
 
 class TenantUsage(ApiType):
     """Live figures, rounded."""
 
-    requests_last_minute: int = 0
-    tokens_last_minute: int = 0
-    tokens_today: int = 0
-    concurrent_requests: int = 0
+    requests_last_minute: Count = Field(0, description="Requests of the last 60 seconds.")
+    tokens_last_minute: Count = Field(0, description="Prompt and output tokens of the last 60 seconds.")
+    tokens_today: Count = Field(0, description="Prompt and output tokens since midnight UTC.")
+    concurrent_requests: Count = Field(0, description="Requests under way, queued ones included.")
 
 
 class TenantStatus(ApiType):
     """What the operator and the gateways saw."""
 
-    observed_generation: int = -1
-    usage: TenantUsage | None = None
-    conditions: list[Condition] = Field(default_factory=list)
+    observed_generation: int = Field(-1, description=OBSERVED_GENERATION)
+    usage: TenantUsage | None = Field(None, description="What the tenant uses, over all gateways.")
+    conditions: list[Condition] = Field(
+        default_factory=list,
+        description="Ready, Accepted (False: KeyInUse, ClassUnknown, ...), Enforced (every ready gateway knows this "
+        "generation).",
+        json_schema_extra=MAP_BY_TYPE,
+    )
 
 
 class Tenant(ApiType):

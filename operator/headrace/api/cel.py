@@ -1,0 +1,55 @@
+"""Validation rules in CEL, declared beside the types that they guard; the API server evaluates them at admission."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import GetJsonSchemaHandler
+from pydantic.config import JsonDict
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+VALIDATIONS = "x-kubernetes-validations"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of an object."""
+
+    rule: str
+    message: str  # the sentence a user sees
+    field: str = ""  # path below the object that the message is shown at, such as `.minReplicas`
+    numbers: str = ""  # CEL expression of a message with numbers; `message` stands in where it fails
+
+    def as_schema(self) -> JsonDict:
+        """An entry of x-kubernetes-validations."""
+        entry: JsonDict = {"rule": self.rule, "message": self.message}
+        if self.numbers:
+            entry["messageExpression"] = self.numbers
+        if self.field:
+            entry["fieldPath"] = self.field
+        return entry
+
+
+@dataclass(frozen=True)
+class Cel:
+    """A rule of a single value, put into its annotation: `Annotated[str, Cel("self != ''", "must not be empty")]`."""
+
+    rule: str
+    message: str
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Add the rule to the value's schema."""
+        schema = handler(core)
+        return {**schema, VALIDATIONS: [*schema.get(VALIDATIONS, []), Rule(self.rule, self.message).as_schema()]}
+
+
+@dataclass(frozen=True)
+class Structural:
+    """Stands in for the generated schema of a value whose keys Python leaves open."""
+
+    schema: JsonDict
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The given schema."""
+        return dict(self.schema)

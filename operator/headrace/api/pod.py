@@ -1,0 +1,113 @@
+"""What a user may set of the engine's pods and container."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.config import JsonDict
+from typing_extensions import TypedDict
+
+from headrace.api.cel import Cel, Structural
+from headrace.api.common import ApiType, SubdomainName
+from headrace.api.quantities import RESOURCE_PATTERN, ResourceQuantity, resource_amount
+
+_LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+_LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+_VALUES: JsonDict = {"type": "string", "maxLength": 63, "pattern": _LABEL_VALUE}
+_LABELS: JsonDict = {"type": "object", "maxProperties": 32, "additionalProperties": _VALUES}
+_AMOUNTS: JsonDict = {
+    "type": "object",
+    "maxProperties": 16,
+    "additionalProperties": {
+        "anyOf": [{"type": "integer"}, {"type": "string"}],
+        "x-kubernetes-int-or-string": True,
+        "maxLength": 32,
+        "pattern": RESOURCE_PATTERN,
+    },
+}
+_RESOURCES: JsonDict = {
+    "type": "object",
+    "properties": {
+        "requests": {**_AMOUNTS, "description": "What the scheduler sets aside, by resource."},
+        "limits": {**_AMOUNTS, "description": "The most that the container gets, by resource."},
+    },
+}
+
+Labels = Annotated[
+    dict[str, Annotated[str, Field(max_length=63, pattern=_LABEL_VALUE)]],
+    Structural(_LABELS),
+    Cel(
+        f"self.all(key, key.size() <= 317 && key.matches(r'{_LABEL_KEY}'))",
+        "a label's key is a name of at most 63 letters, digits, -, _ and ., with an optional domain/ before it",
+    ),
+]
+Resources = Annotated[
+    dict[Literal["requests", "limits"], dict[str, Annotated[int, Field(ge=0)] | ResourceQuantity]],
+    Structural(_RESOURCES),
+]
+
+
+class Toleration(TypedDict, total=False):
+    """A taint that the pods tolerate."""
+
+    key: Annotated[str, Field(max_length=317, description="Key of the taint; without it every taint matches.")]
+    operator: Annotated[Literal["Exists", "Equal"], Field(description="Exists matches every value. Absent: Equal.")]
+    value: Annotated[str, Field(max_length=63, description="Value of the taint, for Equal.")]
+    effect: Annotated[
+        Literal["NoSchedule", "PreferNoSchedule", "NoExecute"],
+        Field(description="Effect of the taint; absent: every effect."),
+    ]
+    tolerationSeconds: Annotated[int, Field(description="Seconds to stay after a NoExecute taint came.")]
+
+
+class EnvVar(ApiType):
+    """An environment variable."""
+
+    name: Annotated[
+        str,
+        Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"),
+        Cel("!self.startsWith('HEADRACE_')", "names that begin with HEADRACE_ are the operator's own"),
+    ] = Field(description="Name of the variable.")
+    value: Annotated[str, Field(max_length=4096)] = Field("", description="Its value; `$(NAME)` is not expanded here.")
+
+
+class SecretRef(ApiType):
+    """A reference to a Secret of the same namespace."""
+
+    name: SubdomainName = Field(description="Name of the Secret, in the same namespace.")
+
+
+class PodSettings(ApiType):
+    """What the engine's pods need beyond the defaults."""
+
+    labels: Annotated[
+        Labels,
+        Cel(
+            "self.all(key, !key.startsWith('headrace.dev/') && key != 'app.kubernetes.io/managed-by')",
+            "labels with the prefix headrace.dev/ and app.kubernetes.io/managed-by are the operator's own",
+        ),
+    ] = Field(default_factory=dict, description="Further labels of the pods.")
+    node_selector: Labels = Field(default_factory=dict, description="Labels that a node must have.")
+    tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(
+        default_factory=list, description="Taints that the pods tolerate."
+    )
+    resources: Resources = Field(
+        default_factory=dict,
+        description="Requests and limits of the engine container, without the accelerator. On a CPU the memory limit "
+        "is the capacity of the memory fit, and the CPU limit, rounded up, the number of the engine's threads.",
+    )
+    image_pull_secrets: Annotated[list[SecretRef], Field(max_length=16)] = Field(
+        default_factory=list, description="Secrets for the image registry."
+    )
+    priority_class_name: SubdomainName | None = Field(None, description="PriorityClass of the pods.")
+
+    def memory_limit(self) -> int | None:
+        """Bytes of the container's memory limit, or None."""
+        value = self.resources.get("limits", {}).get("memory")
+        return None if value is None else int(resource_amount(value))
+
+    def cpu_limit(self) -> float | None:
+        """CPUs of the container's limit, or None."""
+        value = self.resources.get("limits", {}).get("cpu")
+        return None if value is None else float(resource_amount(value))
