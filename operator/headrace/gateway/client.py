@@ -1,0 +1,171 @@
+"""The client's half of a request: its body, whether it is still there, and what it is sent. No policy."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from headrace.gateway.events import KEEP_ALIVE
+from headrace_wire.reasons import Reason, RequestError
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+T = TypeVar("T")
+
+JSON = (b"content-type", b"application/json")
+SSE: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class ClientGone(Exception):
+    """The client has left, or reads nothing; there is nobody to answer."""
+
+    def __init__(self, reason: Reason):
+        super().__init__(reason.value)
+        self.reason = reason
+
+
+async def read_body(receive: Receive, limit: int, wait_s: float) -> bytearray:
+    """The whole body. Raises RequestError (too large, too slow) or ClientGone."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(wait_s):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone(Reason.CANCELLED)
+                body += message.get("body", b"")
+                if len(body) > limit:
+                    raise too_large(limit)
+                if not message.get("more_body", False):
+                    return body
+    except TimeoutError as error:
+        raise RequestError(Reason.INVALID_REQUEST, f"the body did not arrive within {wait_s:g} s") from error
+
+
+def too_large(limit: int) -> RequestError:
+    """The error for a body above the limit."""
+    return RequestError(Reason.BODY_TOO_LARGE, f"the body has more than {limit} bytes")
+
+
+class Presence:
+    """Cancels the task that serves a request when its client leaves, in whatever phase that is.
+
+    Use as a context; a cancellation of this origin leaves it as ClientGone.
+    """
+
+    def __init__(self, receive: Receive):
+        self._receive = receive
+        self._task: asyncio.Task[Any] | None = None
+        self._watcher: asyncio.Task[None] | None = None  # ends by itself when the response is complete
+        self._reason: Reason | None = None
+        self.answered = False  # set before the last bytes are sent: leaving then is no cancel
+
+    def __enter__(self) -> Presence:
+        self._task = asyncio.current_task()
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+        reason, self._reason = self._reason, None
+        self.answered = True
+        if reason is not None and isinstance(error, asyncio.CancelledError) and self._task is not None:
+            self._task.uncancel()
+            raise ClientGone(reason) from error
+
+    def leave(self, reason: Reason) -> None:
+        """End the request: the client is gone for `reason`. Leaving after the last bytes were sent is nothing."""
+        if self.answered and reason is Reason.CANCELLED:
+            return
+        if self._reason is None and self._task is not None:
+            self._reason = reason
+            self._task.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.leave(Reason.CANCELLED)
+
+
+class Downstream:
+    """What the client is sent. Headers wait for the first event, or for `hold_s` seconds if it streams."""
+
+    def __init__(self, send: Send, presence: Presence, request_id: bytes, stall_s: float):
+        self._send = send
+        self._presence = presence
+        self._stall_s = stall_s  # seconds a send may block; 0: no limit
+        self.headers: Headers = [(b"x-request-id", request_id)]
+        self.streams = False
+        self.started = False
+
+    async def hold(self, future: asyncio.Future[T], hold_until: float, beat_s: float) -> T:
+        """The future's result. While a streaming client waits beyond `hold_until` (loop time) it gets comments."""
+        loop = asyncio.get_running_loop()
+        beat_at = hold_until
+        while self.streams and not future.done():
+            await asyncio.wait((future,), timeout=max(0.0, beat_at - loop.time()))
+            if not future.done():
+                await self.write(KEEP_ALIVE)
+                beat_at = loop.time() + beat_s
+        return await future
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece of the stream; the 200 goes first."""
+        if not self.started:
+            await self._put({"type": "http.response.start", "status": 200, "headers": SSE + self.headers})
+            self.started = True
+        await self._put({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self, data: bytes = b"") -> None:
+        """Send the last piece of the stream."""
+        if not self.started:
+            await self.write(b"")
+        self._presence.answered = True
+        await self._put({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def answer(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        """Send a whole JSON answer."""
+        length = (b"content-length", b"%d" % len(body))
+        self.started = self._presence.answered = True
+        await self._put(
+            {"type": "http.response.start", "status": status, "headers": [JSON, length, *self.headers, *headers]}
+        )
+        await self._put({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def fail(self, error: RequestError) -> None:
+        """An error answer; after the 200 an error event and no [DONE]."""
+        body = msgspec.json.encode(error.body())
+        if self.started:
+            await self.finish(b"data: " + body + b"\n\n")
+        else:
+            await self.answer(error.reason.status, body, error_headers(error))
+
+    async def _put(self, message: Message) -> None:
+        if not self._stall_s:
+            await self._send(message)
+            return
+        timer = asyncio.get_running_loop().call_later(self._stall_s, self._presence.leave, Reason.SLOW_READER)
+        try:
+            await self._send(message)
+        finally:
+            timer.cancel()
+
+
+def error_headers(error: RequestError) -> Headers:
+    """Headers that tell a client when to come back, and a machine why."""
+    headers: Headers = [(b"x-headrace-reason", error.reason.value.encode())]
+    if error.retry_after is not None:
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))))
+    if error.reason is Reason.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if error.reason in (Reason.BODY_TOO_LARGE, Reason.DRAINING):
+        headers.append((b"connection", b"close"))
+    return headers
