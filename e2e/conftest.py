@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from rig.world import open_world
 
 from rig import samples
 from rig.chat import Endpoint
 from rig.install import install, new_key
 from rig.stage import Stage
+from rig.world import open_world
 
 RELEASE = "headrace-e2e"
 TEAM = "team-e2e"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rig.world import close_world
-
 from cluster.errors import ClusterError
 from demo.talk import DemoFailed
 from demo.up import INSTANCE, RELEASE, TEAM, up
 from rig.kube import CommandFailed, WaitFailed
+from rig.world import close_world
 
 
 def main() -> int:

@@ -8,14 +8,13 @@ import sys
 import time
 from typing import Any
 
-from rig.world import World
-
 from demo.story import Story
 from demo.talk import MODEL, DemoFailed
 from rig.bounded import cpu_group, start_in
 from rig.chat import Endpoint
 from rig.install import ROOT, headrace
 from rig.kube import Kube, WaitFailed
+from rig.world import World
 
 CALLERS = 10
 SECONDS = 75

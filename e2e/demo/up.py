@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from rig.world import World, open_world, prepare
-
 from demo import burst, talk
 from demo.story import Story
 from rig.chat import Endpoint
 from rig.install import CHARTS, ROOT, Key, install, new_key, set_keys
 from rig.kube import Kube, is_true, wait_until
+from rig.world import World, open_world, prepare
 
 INSTANCE = "demo"
 RELEASE = "headrace"  # namespace of operator and gateway
@@ -29,7 +28,7 @@ def up(*, with_burst: bool = True) -> None:
     story = Story(6 if with_burst else 5)
     story.line(PLAN)
     with story.step("What this machine needs"):
-        prepare(INSTANCE)
+        prepare()
     with story.step("A Kubernetes"):
         world = open_world(INSTANCE)
         story.result(world.kube.run("get", "nodes"))
