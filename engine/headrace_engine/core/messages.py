@@ -32,13 +32,20 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class Deltas(msgspec.Struct, frozen=True, kw_only=True, tag="deltas"):
-    """What one step brought, over all requests; several Deltas of one request keep their order."""
+    """What one step brought, over all requests; several Deltas of one request keep their order.
+
+    A token that ended a generation (an id of `stop_ids`) is in the last Delta's tokens, in the last place.
+    """
 
     items: list[Delta]
 
 
 class StateReport(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
-    """The core's part of the state; the API process adds what only it knows (tokenizer digest, start-up time)."""
+    """The core's part of the state; the API process adds what only it knows.
+
+    That is: `engine`, `startup_s`, the model's `revision` and `tokenizer`, and `pending_step_age_ms` (the core is silent
+    while a step runs: it is the time since its last message while something is running or waiting).
+    """
 
     state: EngineState
 

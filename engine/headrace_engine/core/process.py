@@ -13,6 +13,7 @@ import threading
 import time
 
 from headrace_engine.config import EngineConfig
+from headrace_engine.core import threads
 from headrace_engine.core.blocks import BlockPool
 from headrace_engine.core.failure import StartError
 from headrace_engine.core.link import Link
@@ -36,7 +37,8 @@ def run(config: EngineConfig, inbound: str, outbound: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s core %(levelname)s %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt from a terminal reaches both: the parent decides
     _die_with_parent()
-    _thread_policy(config)
+    policy = threads.set_policy(os.environ, threads.count(config.threads), threads.allowed_cpus())
+    log.info("threads of the runner: %d, waiting: %s", threads.count(config.threads), policy)
     link = Link(inbound, outbound)
     code = 0
     try:
@@ -92,19 +94,3 @@ def _die_with_parent() -> None:
         os._exit(EXIT_FATAL)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
-
-
-def _thread_policy(config: EngineConfig) -> None:
-    """OpenMP reads these once, when torch is loaded; a policy set by the user wins.
-
-    Threads that spin while they wait slow two engines on the same CPUs down tenfold; threads that sleep at once cost
-    some microseconds at every operation. A short spin is the middle.
-    """
-    if "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ:
-        return
-    cpus = len(os.sched_getaffinity(0))
-    threads = config.threads or cpus
-    if threads > 1 and threads == cpus:
-        os.environ["GOMP_SPINCOUNT"] = "20000"
-    else:
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"

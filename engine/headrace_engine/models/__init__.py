@@ -1,0 +1,1 @@
+"""Model families: shared layers, the weight loader, one small file per family."""

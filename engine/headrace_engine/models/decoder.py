@@ -1,0 +1,47 @@
+"""A decoder-only transformer with a language-model head: what all families so far are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headrace_engine.attention.base import Attention, AttentionMeta, LayerKv
+from headrace_engine.models.config import DecoderConfig
+from headrace_engine.models.layers import DecoderLayer, Linear, Parallel, RmsNorm, RotaryTable
+from headrace_engine.models.loader import Weights
+
+
+class Decoder:
+    """Embedding, layers, final norm, head. Tensor names are those of the `model.` and `lm_head.` prefixes."""
+
+    def __init__(self, config: DecoderConfig, weights: Weights, parallel: Parallel, max_tokens: int):
+        """`max_tokens`: context length. Raises StartError naming a tensor that is missing or of a wrong shape."""
+        shape = config.shape
+        self.config = config
+        self._embedding = weights.get("model.embed_tokens.weight", shape.vocab, shape.hidden)
+        self._layers = [DecoderLayer(weights, f"model.layers.{i}", config, parallel) for i in range(shape.layers)]
+        self._norm = RmsNorm(weights.get("model.norm.weight", shape.hidden), config.norm_eps)
+        head = self._embedding if shape.tied else weights.get("lm_head.weight", shape.vocab, shape.hidden)
+        self._head = Linear(head)
+        self._rotary = RotaryTable(config, max_tokens, self._embedding.dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+        return self._embedding.dtype
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, meta: AttentionMeta, attention: Attention, kv: Sequence[LayerKv]
+    ) -> Tensor:
+        """tokens, positions int64 [tokens] -> logits fp32 [sampled rows, vocab]; the head runs on those rows alone."""
+        step = attention.prepare(meta)
+        rotation = self._rotary.at(positions)
+        x = F.embedding(tokens, self._embedding)
+        for layer, layer_kv in zip(self._layers, kv, strict=True):
+            x = layer(x, rotation, attention, layer_kv, step)
+        if meta.logit_rows.numel() < x.shape[0]:
+            x = x.index_select(0, meta.logit_rows)
+        return self._head(self._norm(x)).float()

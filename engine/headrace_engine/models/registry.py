@@ -1,0 +1,36 @@
+"""Families by the architecture's name in config.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from headrace_engine.core.failure import StartError
+from headrace_engine.models import llama, qwen3
+from headrace_engine.models.config import DecoderConfig
+from headrace_engine.models.decoder import Decoder
+from headrace_engine.models.layers import Parallel
+from headrace_engine.models.loader import Weights
+
+
+class Family(Protocol):
+    """Builds a model of one architecture."""
+
+    def __call__(self, config: DecoderConfig, weights: Weights, parallel: Parallel, max_tokens: int) -> Decoder:
+        """Raises StartError naming a tensor that is missing or of a wrong shape."""
+        ...
+
+
+FAMILIES: dict[str, Family] = {llama.ARCHITECTURE: llama.build, qwen3.ARCHITECTURE: qwen3.build}
+
+
+def load(folder: Path, config: DecoderConfig, dtype: torch.dtype, max_tokens: int) -> Decoder:
+    """The model of a folder, on one rank."""
+    family = FAMILIES.get(config.shape.architecture)
+    if family is None:
+        message = f"config.json: architectures: {config.shape.architecture} is not supported"
+        raise StartError("ArchitectureUnsupported", message, "config.json")
+    with Weights(folder, dtype) as weights:
+        return family(config, weights, Parallel(), max_tokens)

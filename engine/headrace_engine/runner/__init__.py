@@ -1,0 +1,1 @@
+"""Running steps: plans become tensors, tensors become tokens."""

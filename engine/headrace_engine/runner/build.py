@@ -1,0 +1,110 @@
+"""From settings to a runner that can serve: read, load, size the pool."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from headrace_engine.attention.cpu import CpuAttention
+from headrace_engine.config import EngineConfig
+from headrace_engine.core import threads
+from headrace_engine.core.failure import StartError
+from headrace_engine.core.plan import Runner
+from headrace_engine.core.sequence import pages_for
+from headrace_engine.models.config import DecoderConfig, read_config
+from headrace_engine.models.loader import weight_files, weights_digest
+from headrace_engine.models.registry import load
+from headrace_engine.runner import kv, memory
+from headrace_engine.runner.runner import TorchRunner
+from headrace_wire.protocol import ModelInfo
+from headrace_wire.shape import ModelShape
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What the core serves with."""
+
+    runner: Runner
+    model: ModelInfo
+    shape: ModelShape
+    memory: dict[str, int]  # bytes, but for keys that end in `_pages`
+
+
+def build(config: EngineConfig) -> Engine:
+    """Load the model and allocate its pool. Raises StartError."""
+    torch.set_num_threads(threads.count(config.threads))
+    folder = Path(config.path)
+    decoder = read_config(folder)
+    shape = decoder.shape
+    name, dtype = _dtype(config, decoder)
+    max_tokens = _context(config, shape)
+    model = load(folder, decoder, dtype, max_tokens)
+    attention = CpuAttention(dtype)
+    pages, arithmetic = _pool(config, shape, max_tokens, dtype.itemsize)
+    arithmetic["weights_bytes"] = sum(path.stat().st_size for path in weight_files(folder))
+    log.info("loaded %s: %s, %d pages of KV, %d threads", config.served_name, name, pages, torch.get_num_threads())
+    runner = TorchRunner(
+        model, attention, kv.spec(shape, pages, dtype.itemsize, attention.layout), kv.allocate(shape, pages, attention)
+    )
+    info = ModelInfo(
+        name=config.served_name,
+        digest=weights_digest(folder),
+        architecture=shape.architecture,
+        max_tokens=max_tokens,
+        max_sequences=config.max_sequences,
+        max_batch_tokens=config.max_batch_tokens,
+        dtype=name,
+        kv_dtype=name,
+    )
+    return Engine(runner, info, shape, arithmetic)
+
+
+def _dtype(config: EngineConfig, decoder: DecoderConfig) -> tuple[str, torch.dtype]:
+    name = config.dtype
+    if name == "auto":
+        name = "float32" if decoder.shape.dtype == "float32" else "bfloat16"
+    if name not in DTYPES:
+        raise StartError("ModelInvalid", f"dtype {name!r} is not supported; supported: auto, {', '.join(DTYPES)}")
+    return name, DTYPES[name]
+
+
+def _context(config: EngineConfig, shape: ModelShape) -> int:
+    wanted = config.max_model_len or shape.max_positions
+    if wanted > shape.max_positions:
+        message = f"a context of {wanted} tokens was asked for, the model's own is {shape.max_positions}"
+        raise StartError("ModelInvalid", message, "config.json")
+    return wanted
+
+
+def _pool(config: EngineConfig, shape: ModelShape, max_tokens: int, element: int) -> tuple[int, dict[str, int]]:
+    """Pages, and the arithmetic that led to them."""
+    supply = memory.Supply(
+        fixed=config.kv_cache_bytes,
+        percent=config.memory_percent,
+        limit=memory.memory_limit(),
+        used=memory.used_of_limit(),
+        working=memory.working_bytes(
+            shape.hidden, shape.intermediate, shape.vocab, config.max_batch_tokens, config.max_sequences, element
+        ),
+    )
+    demand = memory.Demand(
+        page_bytes=kv.page_bytes(shape, element), max_tokens=max_tokens, max_sequences=config.max_sequences
+    )
+    pages = memory.pool_pages(demand, supply)
+    return pages, {
+        "limit_bytes": supply.limit,
+        "used_bytes": supply.used,
+        "working_bytes": supply.working,
+        "available_bytes": supply.bytes,
+        "page_bytes": demand.page_bytes,
+        "pool_bytes": (pages + 1) * demand.page_bytes,
+        "pool_pages": pages,
+        "sequence_pages": pages_for(max_tokens),
+    }

@@ -1,0 +1,108 @@
+"""The runner's copy of the running batch, and a step's tensors made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from headrace_engine.attention.base import AttentionMeta
+from headrace_engine.core.plan import NewRow, RowStep
+from headrace_wire.protocol import PAGE_TOKENS, Sampling
+
+Ints = npt.NDArray[np.int32]
+
+
+class Row:
+    """A sequence in the batch: its tokens and its block table, both growing."""
+
+    __slots__ = ("_page_buffer", "_token_buffer", "length", "page_count", "prompt", "sampling")
+
+    def __init__(self, new: NewRow):
+        known = np.frombuffer(new.tokens, dtype="<i4")
+        self._token_buffer: Ints = np.empty(len(known) + PAGE_TOKENS, np.int32)
+        self._token_buffer[: len(known)] = known
+        self._page_buffer: Ints = np.array(new.pages, np.int32)
+        self.length = len(known)  # known tokens
+        self.page_count = len(new.pages)
+        self.prompt = new.prompt
+        self.sampling: Sampling = new.sampling
+
+    @property
+    def tokens(self) -> Ints:
+        """Known tokens."""
+        return self._token_buffer[: self.length]
+
+    @property
+    def pages(self) -> Ints:
+        """The block table."""
+        return self._page_buffer[: self.page_count]
+
+    def append_token(self, token: int) -> None:
+        """A sampled token."""
+        if self.length == len(self._token_buffer):
+            self._token_buffer = np.concatenate((self._token_buffer, np.empty_like(self._token_buffer)))
+        self._token_buffer[self.length] = token
+        self.length += 1
+
+    def append_pages(self, pages: list[int]) -> None:
+        """The block table grows."""
+        self._page_buffer = np.concatenate((self.pages, np.array(pages, np.int32)))
+        self.page_count += len(pages)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step's input."""
+
+    tokens: Tensor  # int64 [tokens]
+    positions: Tensor  # int64 [tokens]
+    meta: AttentionMeta
+
+
+def build(steps: list[RowStep], rows: dict[int, Row]) -> Batch:
+    """Tensors of a step; `steps` has rows with one token first."""
+    counts = np.array([step.count for step in steps], np.int32)
+    starts = np.array([step.start for step in steps], np.int32)
+    query_start = np.zeros(len(steps) + 1, np.int32)
+    np.cumsum(counts, out=query_start[1:])
+    total = int(query_start[-1])
+    # Position of token t of row r: start of r + t - first token of r.
+    positions = np.arange(total, dtype=np.int64) + np.repeat(starts - query_start[:-1], counts)
+    table = _table(steps, rows)
+    row_of = np.repeat(np.arange(len(steps)), counts)
+    slots = table[row_of, positions // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS + positions % PAGE_TOKENS
+    contexts = starts + counts
+    sampled = np.array([step.sample for step in steps], bool)
+    meta = AttentionMeta(
+        decode_rows=int((counts == 1).sum()),
+        query_start=torch.from_numpy(query_start),
+        context_len=torch.from_numpy(contexts),
+        logit_rows=torch.from_numpy(query_start[1:][sampled].astype(np.int64) - 1),
+        pages=[torch.from_numpy(table)],
+        slots=[torch.from_numpy(slots)],
+        max_query=int(counts.max()),
+        max_context=int(contexts.max()),
+    )
+    return Batch(torch.from_numpy(_tokens(steps, rows, total)), torch.from_numpy(positions), meta)
+
+
+def _tokens(steps: list[RowStep], rows: dict[int, Row], total: int) -> npt.NDArray[np.int64]:
+    tokens = np.empty(total, np.int64)
+    at = 0
+    for step in steps:
+        tokens[at : at + step.count] = rows[step.row].tokens[step.start : step.start + step.count]
+        at += step.count
+    return tokens
+
+
+def _table(steps: list[RowStep], rows: dict[int, Row]) -> Ints:
+    """Block tables of the rows as far as the step's context goes, filled with the dummy page."""
+    used = [-(-(step.start + step.count) // PAGE_TOKENS) for step in steps]
+    table = np.zeros((len(steps), max(used)), np.int32)
+    for i, (step, count) in enumerate(zip(steps, used, strict=True)):
+        table[i, :count] = rows[step.row].pages[:count]
+    return table
