@@ -56,7 +56,7 @@ class MemoryStatus(ApiType):
 class PhaseTraffic(ApiType):
     """Traffic of one phase over the slowest link."""
 
-    bytes: str = Field("", description="Bytes that one rank sends, such as 2.5Mi.")
+    bytes: str = Field("", description="Bytes that one rank (intraNode) or one node (interNode) sends, such as 2.5Mi.")
     time: str = Field("", description="Time that the link is busy, such as 310us.")
 
 

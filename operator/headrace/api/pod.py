@@ -69,7 +69,7 @@ class EnvVar(ApiType):
         Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"),
         Cel("!self.startsWith('HEADRACE_')", "names that begin with HEADRACE_ are the operator's own"),
     ] = Field(description="Name of the variable.")
-    value: Annotated[str, Field(max_length=4096)] = Field("", description="Its value; `$(NAME)` is not expanded here.")
+    value: Annotated[str, Field(max_length=4096)] = Field("", description="Its value.")
 
 
 class SecretRef(ApiType):

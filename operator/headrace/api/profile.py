@@ -13,12 +13,9 @@ from headrace.api.quantities import Latency, PositiveBytes, byte_count, seconds
 
 
 class Link(ApiType):
-    """What connects an accelerator to others."""
+    """A link, as one end sees it."""
 
-    bandwidth: PositiveBytes = Field(
-        description="Bytes per second and accelerator in one direction, such as 450G (10^9). Where accelerators share "
-        "a link, the share of one."
-    )
+    bandwidth: PositiveBytes = Field(description="Bytes per second in one direction, such as 450G (10^9 bytes).")
     latency: Latency = Field(description="Time of one message apart from its bytes, one way, such as 2us.")
 
     @property
@@ -36,8 +33,10 @@ class Topology(ApiType):
     """How accelerators are connected."""
 
     gpus_per_node: Annotated[int, Field(ge=1, le=64)] = Field(8, description="Accelerators of one node.")
-    intra_node: Link = Field(description="Link between accelerators of one node.")
-    inter_node: Link = Field(description="Link between accelerators of different nodes.")
+    intra_node: Link = Field(description="Link of one accelerator to others of its node.")
+    inter_node: Link = Field(
+        description="Link of one node to others; its accelerators share it. 50G are 400 gigabits per second."
+    )
 
 
 class ProfileSpec(ApiType):
