@@ -43,7 +43,7 @@ class RouteRequest:
 class Settings:
     """Bounds of routing."""
 
-    fresh_s: float = 1.0  # an older report freezes the others' share
+    silent_s: float = 10.0  # an endpoint that has not reported for so long is chosen last
     slow_start_s: float = 10.0  # a new endpoint's slots grow over so long
     prefill_share: float = 0.5  # of the slack that queued prefill may take
     page_tokens: int = 64
@@ -64,7 +64,7 @@ class Why(str, Enum):
 
     @property
     def contended(self) -> bool:
-        """True where endpoints serve and are full (429); False where there is nothing to wait for but new ones (503)."""
+        """True where endpoints serve and are full (429); False where only new ones could help (503)."""
         return self in (Why.SLOTS, Why.PAGES, Why.PREFILL)
 
     @property
