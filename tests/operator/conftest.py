@@ -1,0 +1,69 @@
+"""A real API server for the tests of the control plane: one per session, one namespace per test."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import binaries, cache, toolchain
+from cluster.apionly import ApiServer
+from cluster.errors import ClusterError
+from headrace.api.crd import crds
+
+CURE = "run `make setup`: tests never skip what they need"
+_numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs an API server, so that `make test-fast` can leave it out."""
+    for item in items:
+        if "apiserver" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.apiserver)
+
+
+def _kube() -> Path:
+    """The Kubernetes binary, which takes minutes to build: a test does not build it."""
+    folder = cache.find("kube", binaries.key(binaries.KUBE, toolchain.find_go().version))
+    if folder is None:
+        raise ClusterError("the Kubernetes binaries are not built")
+    return folder / "kube"
+
+
+@pytest.fixture(scope="session")
+def apiserver() -> Iterator[ApiServer]:
+    """etcd and kube-apiserver with Headrace's CRDs established; no controllers, no garbage collection."""
+    try:
+        server = ApiServer(_kube()).__enter__()
+    except ClusterError as error:
+        pytest.fail(f"{error}; {CURE}", pytrace=False)
+    try:
+        _install_crds(server)
+        yield server
+    finally:
+        server.__exit__(None, None, None)
+
+
+def _install_crds(server: ApiServer) -> None:
+    definitions = crds()
+    manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(definitions.values())})
+    applied = server.kubectl("apply", "-f", "-", stdin=manifest)
+    if applied.returncode:
+        pytest.fail(f"the API server refused the CRDs: {applied.stderr}", pytrace=False)
+    names = [f"crd/{name}" for name in definitions]
+    waited = server.kubectl("wait", "--for=condition=Established", "--timeout=30s", *names)
+    if waited.returncode:
+        pytest.fail(f"the CRDs were not established: {waited.stderr}", pytrace=False)
+
+
+@pytest.fixture
+def namespace(apiserver: ApiServer) -> Iterator[str]:
+    """A namespace of the test's own."""
+    name = f"t{next(_numbers)}-{uuid.uuid4().hex[:6]}"
+    created = apiserver.kubectl("create", "namespace", name)
+    assert created.returncode == 0, created.stderr
+    yield name
