@@ -1,0 +1,1 @@
+"""The operator's edge: kopf triggers, a keyed queue, reconcile, the scaling loop."""

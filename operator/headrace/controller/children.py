@@ -1,0 +1,119 @@
+"""Apply a Model's children, and delete those that its plan no longer names."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from headrace.api import labels
+from headrace.api.model import Model
+from headrace.cluster.apply import Applier
+from headrace.cluster.client import Client
+from headrace.cluster.errors import ApiError, Conflict, NotFound
+from headrace.cluster.events import Recorder
+from headrace.cluster.resources import CHILDREN, DEPLOYMENTS, Resource, key_of
+from headrace.controller.store import Object, Store
+from headrace.planning.judge import Refusal
+from headrace.planning.manifests import Plan
+from headrace.planning.reasons import Why
+
+log = logging.getLogger(__name__)
+
+OBSTACLE_RETRY_S = 5.0  # until an object of our name that is not ours is looked at again
+_RESOURCE = {resource.kind: resource for resource in CHILDREN}
+
+
+@dataclass(frozen=True)
+class World:
+    """The ways out: reads, writes, Events."""
+
+    client: Client
+    applier: Applier
+    recorder: Recorder
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a reconcile leaves to do."""
+
+    again_in_s: float | None = None
+    error: Exception | None = None  # try again with back-off
+
+
+@dataclass(frozen=True)
+class Applied:
+    """How applying the children went."""
+
+    refusal: Refusal | None = None
+    other_manager: str | None = None  # who owns the Deployment's .spec.replicas instead of us
+    outcome: Outcome = Outcome()
+
+
+class Children:
+    """The children of one installation's Models."""
+
+    def __init__(self, store: Store, world: World, installation: str):
+        self._store = store
+        self._client, self._applier = world.client, world.applier
+        self._installation = installation  # its namespace
+
+    async def apply(self, model: Model, planned: Plan) -> Applied:
+        """Apply all, then prune. Stops at the first that is refused. Raises NotLeader and Unreachable."""
+        other_manager: str | None = None
+        for manifest in planned.children:
+            resource = _RESOURCE[manifest["kind"]]
+            obstacle = await self._obstacle(resource, manifest, model.metadata.uid)
+            if obstacle is not None:
+                refusal = Refusal(Why.NAME_TAKEN.value, f"{resource.kind} {model.metadata.name} {obstacle}")
+                return Applied(refusal, outcome=Outcome(again_in_s=OBSTACLE_RETRY_S))
+            try:
+                if resource is DEPLOYMENTS:
+                    written, other_manager = await self._applier.apply_workload(resource, manifest)
+                else:
+                    written = await self._applier.apply(resource, manifest)
+            except ApiError as error:
+                return Applied(_refused(resource, error), other_manager, Outcome(error=error))
+            self._store.put(resource, written)
+        await self._prune(model, planned)
+        return Applied(other_manager=other_manager)
+
+    async def _obstacle(self, resource: Resource, manifest: Object, uid: str) -> str | None:
+        """What an object of that name is, if not ours to write; looked up only where our watch shows none."""
+        held = self._store.get(resource, key_of(manifest))
+        if held is None:
+            try:
+                held = await self._client.get(resource, *key_of(manifest))
+            except NotFound:
+                return None
+        if held["metadata"].get("deletionTimestamp"):
+            return "is being deleted"
+        if not _owned(held, uid):
+            return "exists and does not belong to this Model"
+        installation = (held["metadata"].get("labels") or {}).get(labels.INSTALLATION)
+        if installation not in (None, self._installation):
+            return f"belongs to the installation in namespace {installation}"
+        return None
+
+    async def _prune(self, model: Model, planned: Plan) -> None:
+        named = {(manifest["kind"], key_of(manifest)) for manifest in planned.children}
+        for resource in CHILDREN:
+            for child in list(self._store.in_namespace(resource, model.metadata.namespace)):
+                metadata = child["metadata"]
+                if (resource.kind, key_of(child)) in named or not _owned(child, model.metadata.uid):
+                    continue
+                if not metadata.get("deletionTimestamp") and await self._applier.delete(resource, child):
+                    log.info("child was pruned", extra={"kind": resource.kind, "name": metadata["name"]})
+
+
+def _refused(resource: Resource, error: ApiError) -> Refusal:
+    if isinstance(error, Conflict) and error.owners:
+        fields = ", ".join(f"{field} (by {owner})" for field, owner in sorted(error.owners.items()))
+        return Refusal(Why.CONFLICT.value, f"{resource.kind}: fields are owned by others: {fields}")
+    return Refusal(Why.APPLY_REFUSED.value, f"{resource.kind}: {error.message}")
+
+
+def _owned(obj: Object, uid: str) -> bool:
+    return any(
+        reference.get("controller") and reference.get("uid") == uid
+        for reference in obj["metadata"].get("ownerReferences") or ()
+    )

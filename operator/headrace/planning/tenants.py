@@ -1,0 +1,151 @@
+"""The status of a Tenant: are its references real, its keys its own, and do the gateways enforce it?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from headrace.api.conditions import Condition, ConditionType
+from headrace.api.slo import SloSpec
+from headrace.api.tenant import Tenant, TenantStatus, TenantUsage
+from headrace.planning.live import MOVED, WRITE_EVERY_S
+from headrace.planning.reasons import Why
+from headrace.planning.workload import condition
+
+
+@dataclass(frozen=True)
+class TenantReport:
+    """What one ready gateway says of a Tenant; `generation` None: it did not answer, or does not know it."""
+
+    gateway: str
+    generation: int | None
+    usage: TenantUsage = field(default_factory=TenantUsage)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TenantView:
+    """All that a Tenant's status follows from."""
+
+    tenant: Tenant
+    models: Mapping[
+        str, SloSpec | None
+    ]  # objectives of the namespace's Models by name; None: the built-in, open to all
+    others: Sequence[Tenant]  # the other Tenants of the installation
+    reports: Sequence[TenantReport]  # one for each ready gateway
+    usage_written_at: datetime | None  # when `status.usage` was last changed
+    now: datetime
+
+
+def tenant_status(view: TenantView) -> TenantStatus:
+    """The status to write; transition times are left to the caller."""
+    accepted, enforced = _accepted(view), _enforced(view)
+    return TenantStatus(
+        observed_generation=view.tenant.metadata.generation,
+        usage=usage_to_show(view),
+        conditions=[_ready(accepted, enforced), accepted, enforced],
+    )
+
+
+def usage_to_show(view: TenantView) -> TenantUsage | None:
+    """The previous figures, unless one moved enough and they are old enough."""
+    previous = view.tenant.status.usage
+    fresh = _sum([report.usage for report in view.reports if report.generation is not None])
+    if not any(report.generation is not None for report in view.reports):
+        return previous
+    if previous is None:
+        return fresh if fresh != TenantUsage() else None
+    written = view.usage_written_at
+    recent = written is not None and (view.now - written).total_seconds() < WRITE_EVERY_S
+    return previous if recent or not _moved(previous, fresh) else fresh
+
+
+def key_conflicts(tenant: Tenant, others: Sequence[Tenant]) -> dict[str, Tenant]:
+    """Names of this Tenant's keys that an older Tenant has, with that Tenant."""
+    conflicts: dict[str, Tenant] = {}
+    for other in sorted(others, key=_age):
+        if _age(other) < _age(tenant):
+            taken = {key.sha256 for key in other.spec.api_keys}
+            for key in tenant.spec.api_keys:
+                if key.sha256 in taken:
+                    conflicts.setdefault(key.name, other)
+    return conflicts
+
+
+def _age(tenant: Tenant) -> tuple[str, str, str]:
+    """Sorts older Tenants first; names decide between equals."""
+    metadata = tenant.metadata
+    return metadata.creation_timestamp or "", metadata.namespace, metadata.name
+
+
+def _ready(accepted: Condition, enforced: Condition) -> Condition:
+    for part in (accepted, enforced):
+        if part.status != "True":
+            return part.model_copy(update={"type": ConditionType.READY.value})
+    return condition(ConditionType.READY, "True", Why.READY, enforced.message)
+
+
+def _accepted(view: TenantView) -> Condition:
+    kind, spec = ConditionType.ACCEPTED, view.tenant.spec
+    conflicts = key_conflicts(view.tenant, view.others)
+    if conflicts:
+        names = ", ".join(f"{name!r} ({_whose(view.tenant, other)})" for name, other in sorted(conflicts.items()))
+        return condition(kind, "False", Why.KEY_IN_USE, f"spec.apiKeys: an older Tenant has the same key: {names}")
+    missing = [ref.name for ref in spec.models if ref.name not in view.models]
+    if missing:
+        message = f"spec.models: no Model of this namespace is named {', '.join(missing)}"
+        return condition(kind, "False", Why.MODEL_NOT_FOUND, message)
+    unknown = _class_problem(view)
+    if unknown is not None:
+        return condition(kind, "False", Why.CLASS_UNKNOWN, unknown)
+    return condition(kind, "True", Why.VALID, f"{len(spec.api_keys)} keys, {len(spec.models)} models")
+
+
+def _whose(tenant: Tenant, other: Tenant) -> str:
+    """Names of other namespaces are not told."""
+    same = other.metadata.namespace == tenant.metadata.namespace
+    return f"Tenant {other.metadata.name}" if same else "in another namespace"
+
+
+def _class_problem(view: TenantView) -> str | None:
+    """A Model that shares no class with the Tenant, or a class that no Model has."""
+    spec = view.tenant.spec
+    objectives = {ref.name: view.models[ref.name] for ref in spec.models}
+    known: set[str] = set()
+    for model, slo in sorted(objectives.items()):
+        names = ["default"] if slo is None else [c.name for c in slo.classes]
+        known |= set(names)
+        if slo is not None and not set(names) & set(spec.classes):
+            mine = ", ".join(spec.classes) or "none"
+            return f"spec.classes: {mine}; Model {model} has {', '.join(names)}: none in common"
+    strange = [name for name in spec.classes if name not in known]
+    if objectives and strange:
+        return f"spec.classes: no Model of spec.models has the class {', '.join(strange)}"
+    return None
+
+
+def _enforced(view: TenantView) -> Condition:
+    kind, generation = ConditionType.ENFORCED, view.tenant.metadata.generation
+    if not view.reports:
+        return condition(kind, "Unknown", Why.NO_GATEWAY, "no gateway is ready")
+    behind = [r.gateway for r in view.reports if r.generation is None or r.generation < generation]
+    count = len(view.reports) - len(behind)
+    message = f"{count} of {len(view.reports)} ready gateways enforce generation {generation}"
+    if behind:
+        return condition(kind, "False", Why.GATEWAY_BEHIND, f"{message}; not yet: {', '.join(sorted(behind)[:5])}")
+    return condition(kind, "True", Why.ENFORCED, message)
+
+
+def _sum(usages: Sequence[TenantUsage]) -> TenantUsage:
+    total = TenantUsage()
+    for usage in usages:
+        total = TenantUsage(**{name: getattr(total, name) + getattr(usage, name) for name in TenantUsage.model_fields})
+    return total
+
+
+def _moved(before: TenantUsage, now: TenantUsage) -> bool:
+    for name in TenantUsage.model_fields:
+        old, new = getattr(before, name), getattr(now, name)
+        if old != new and abs(new - old) >= MOVED * max(old, new):
+            return True
+    return False
