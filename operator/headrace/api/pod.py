@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic.config import JsonDict
 from typing_extensions import TypedDict
 
 from headrace.api.cel import Cel, Structural
 from headrace.api.common import ApiType, SubdomainName
-from headrace.api.quantities import RESOURCE_PATTERN, ResourceQuantity, resource_amount
+from headrace.api.quantities import RESOURCE_PATTERN, resource_amount
 
 _LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 _LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
@@ -34,6 +34,12 @@ _RESOURCES: JsonDict = {
     },
 }
 
+
+def _check_amount(value: int | str) -> int | str:
+    resource_amount(value)
+    return value
+
+
 Labels = Annotated[
     dict[str, Annotated[str, Field(max_length=63, pattern=_LABEL_VALUE)]],
     Structural(_LABELS),
@@ -43,7 +49,7 @@ Labels = Annotated[
     ),
 ]
 Resources = Annotated[
-    dict[Literal["requests", "limits"], dict[str, Annotated[int, Field(ge=0)] | ResourceQuantity]],
+    dict[Literal["requests", "limits"], dict[str, Annotated[int | str, AfterValidator(_check_amount)]]],
     Structural(_RESOURCES),
 ]
 

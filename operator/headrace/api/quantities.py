@@ -95,4 +95,3 @@ PositiveBytes = Annotated[
     ByteQuantity, AfterValidator(_positive), Cel("quantity(self).isGreaterThan(quantity('0'))", "must be more than 0")
 ]
 Latency = Annotated[str, Field(pattern=LATENCY_PATTERN, max_length=16)]
-ResourceQuantity = Annotated[str, Field(pattern=RESOURCE_PATTERN, max_length=32)]
