@@ -1,0 +1,97 @@
+"""Shapes of OpenAI responses, whole and as server-sent events. The constant parts of a chunk are encoded once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from headrace_wire.protocol import Finish
+from headrace_wire.reasons import RequestError
+
+DONE = b"data: [DONE]\n\n"
+HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+
+_encode = msgspec.json.encode
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a response, over all its choices."""
+
+    prompt: int
+    completion: int
+    cached: int  # prompt tokens served from the prefix cache
+
+    def shape(self) -> dict[str, Any]:
+        """OpenAI's `usage`."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One finished choice."""
+
+    text: str
+    finish: Finish
+
+
+def error_event(error: RequestError) -> bytes:
+    """The event that ends a stream which failed after its head was sent."""
+    return b"data: " + _encode(error.body()) + b"\n\n"
+
+
+class Response:
+    """One response: its id, model and time are the same in every chunk."""
+
+    def __init__(self, identity: str, model: str, created: int, *, chat: bool):
+        self._chat = chat
+        self._base = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{identity}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": created,
+            "model": model,
+        }
+        self._chunk_base = {**self._base, "object": "chat.completion.chunk"} if chat else self._base
+        opening = _encode(self._chunk_base)[:-1]
+        self._opening = b"data: " + opening + b',"choices":[{"index":'
+        self._before = b',"delta":{"content":' if chat else b',"text":'
+        self._after = b'},"logprobs":null,"finish_reason":null}]}\n\n' if chat else self._closing(None)
+
+    def first(self, index: int) -> bytes:
+        """The chunk that opens a choice of a chat; completions have none."""
+        if not self._chat:
+            return b""
+        return self._opening + b'%d,"delta":{"role":"assistant","content":""}' % index + self._closing(None)
+
+    def text(self, index: int, piece: str) -> bytes:
+        """New text of a choice; nothing for no text."""
+        if not piece:
+            return b""
+        return self._opening + b"%d" % index + self._before + _encode(piece) + self._after
+
+    def last(self, index: int, finish: Finish) -> bytes:
+        """The chunk that ends a choice."""
+        empty = b'%d,"delta":{}' if self._chat else b'%d,"text":""'
+        return self._opening + empty % index + self._closing(finish)
+
+    def usage(self, usage: Usage) -> bytes:
+        """The chunk with the usage: no choices, the last before DONE."""
+        return b"data: " + _encode({**self._chunk_base, "choices": [], "usage": usage.shape()}) + b"\n\n"
+
+    def whole(self, choices: list[Choice], usage: Usage) -> bytes:
+        """The response that is not streamed."""
+        rows = []
+        for index, choice in enumerate(choices):
+            text = {"message": {"role": "assistant", "content": choice.text}} if self._chat else {"text": choice.text}
+            rows.append({"index": index, **text, "logprobs": None, "finish_reason": choice.finish.value})
+        return _encode({**self._base, "choices": rows, "usage": usage.shape()})
+
+    def _closing(self, finish: Finish | None) -> bytes:
+        return b',"logprobs":null,"finish_reason":' + _encode(finish) + b"}]}\n\n"

@@ -1,0 +1,210 @@
+"""The command line `headrace-engine`: `serve` a model folder, `fetch` a model into one."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import uvloop
+
+from headrace_engine import logs, termination
+from headrace_engine.config import EngineConfig
+from headrace_engine.core import threads
+from headrace_engine.core.failure import StartError
+from headrace_wire.shape import Termination
+
+log = logging.getLogger(__name__)
+
+BUILTIN = "builtin://demo"
+_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+
+ABOUT = """\
+Serves a language model over an OpenAI-compatible HTTP API: paged attention, continuous batching, prefix cache.
+
+  headrace-engine serve builtin://demo
+  curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{"model": "demo", "messages": [{"role": "user", "content": "What is TTFT?"}], "temperature": 0}'
+"""
+SERVE = """\
+Serves a model folder (config.json, tokenizer.json, safetensors; `headrace-engine fetch` makes one) or builtin://demo.
+
+What the memory is used for: weights, then KV pages of 64 tokens. --kv-cache-bytes sets the pages' size; without it
+they get what --memory-percent of the memory limit leaves. The log says the arithmetic. The engine refuses to start if
+not one sequence of full length fits: lower --max-model-len or give it more memory.
+
+Speed: --max-sequences bounds how many requests run at a time (the others wait in the engine), --max-batch-tokens how
+many tokens one step computes; smaller steps disturb running streams less, larger ones finish prompts sooner.
+
+Ends with 0 after SIGTERM (running requests finish first, see --drain-seconds), 1 if the model cannot be served,
+70 if the core process died.
+"""
+FETCH = """\
+Makes the model of a URI usable as DIR/model and checks it: the configuration can be read, the architecture is
+supported, every weight file is there and holds the tensors that the index names.
+
+  builtin://demo            the model inside this package
+  pvc://CLAIM/sub/path      a folder of a volume that is mounted at --pvc-root
+  hf://org/name@revision    a model hub (HF_ENDPOINT, HF_TOKEN); without @revision its main branch
+
+Writes what it found as JSON to the termination log (HEADRACE_TERMINATION_LOG, else /dev/termination-log).
+"""
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of `1073741824`, `512Mi`, `2G`. Raises ArgumentTypeError."""
+    match = re.fullmatch(r"(\d+)\s*([kmgt]?i?)b?", text.strip().lower())
+    if match is None or match.group(2) not in _SIZES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write bytes, or a number with Ki, Mi, Gi")
+    return int(match.group(1)) * _SIZES[match.group(2)]
+
+
+def _bounded(low: int, high: int) -> Callable[[str], int]:
+    """An argparse type: an integer from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from error
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{value} is not between {low} and {high}")
+        return value
+
+    return parse
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    raw = argparse.RawDescriptionHelpFormatter
+    top = argparse.ArgumentParser("headrace-engine", description=ABOUT, formatter_class=raw)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="serve a model folder", description=SERVE, formatter_class=raw)
+    _add_serve(serve)
+    fetch = commands.add_parser("fetch", help="make a model folder", description=FETCH, formatter_class=raw)
+    fetch.add_argument("uri", metavar="URI", help="builtin://demo, pvc://CLAIM/path or hf://org/name@revision")
+    fetch.add_argument("--into", metavar="DIR", type=Path, required=True, help="the model folder becomes DIR/model")
+    fetch.add_argument(
+        "--pvc-root", metavar="DIR", type=Path, default=Path("/source"), help="where the claim is mounted"
+    )
+    fetch.set_defaults(run=run_fetch)
+    for command in (serve, fetch):
+        command.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    return top
+
+
+def _add_serve(serve: argparse.ArgumentParser) -> None:
+    add, tokens = serve.add_argument, _bounded(1, 1 << 30)
+    add("path", metavar="PATH", help="the model folder, or builtin://demo")
+    add("--served-model-name", metavar="NAME", help="`model` in requests (default: the folder's name)")
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s; 0.0.0.0 for all)")
+    add("--port", type=_bounded(0, 65535), default=8000, help="default: %(default)s; 0 for any free one")
+    add("--max-model-len", type=tokens, metavar="TOKENS", help="context: prompt and output (default: the model's)")
+    add("--max-sequences", type=_bounded(1, 4096), default=16, metavar="N", help="requests at a time (%(default)s)")
+    add("--max-batch-tokens", type=tokens, default=512, metavar="TOKENS", help="tokens in one step (%(default)s)")
+    add("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="default: the checkpoint's")
+    add("--kv-cache-bytes", type=parse_bytes, metavar="BYTES", help="size of the KV pages, as 512Mi or in bytes")
+    add("--memory-percent", type=_bounded(1, 100), default=90, metavar="PERCENT", help="of the memory limit (90)")
+    add("--threads", type=_bounded(0, 1024), default=0, metavar="N", help="of the model (default: the CPUs allowed)")
+    add("--drain-seconds", type=float, default=30.0, metavar="S", help="for running requests after SIGTERM (30)")
+    add("--instance", default=os.environ.get("HEADRACE_INSTANCE", ""), metavar="ID", help="stable id of this process")
+    serve.set_defaults(run=run_serve)
+
+
+def run_fetch(args: argparse.Namespace) -> int:
+    """`fetch`: 0, or 1 with the reason in the log and the termination log."""
+    from headrace_engine.fetch.fetch import fetch
+
+    try:
+        found = fetch(args.uri, args.into, pvc_root=args.pvc_root)
+    except StartError as error:
+        return _failed(error)
+    termination.write(found)
+    log.info("model fetched", extra={"revision": found.revision, "weights_bytes": found.weights_bytes})
+    return 0
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """`serve`: the exit code."""
+    from headrace_engine.api.server import EXIT_CORE_DIED, Engine, Settings, listen
+    from headrace_engine.core.process import run
+    from headrace_engine.fetch.fetch import DEMO
+    from headrace_engine.fetch.validate import validate
+
+    folder = DEMO if args.path == BUILTIN else Path(args.path)
+    name = args.served_model_name or ("demo" if args.path == BUILTIN else folder.resolve().name)
+    settings = Settings(args.host, args.port, max(0.0, args.drain_seconds))
+    try:
+        valid = validate(folder)
+        listening = listen(settings)
+    except StartError as error:
+        return _failed(error)
+    except OSError as error:
+        return _failed(
+            StartError("AddressInvalid", f"{args.host}:{args.port}: {error.strerror}; choose another --port")
+        )
+    config = _config(args, folder, name)
+    _report_threads(config)
+    engine = Engine(config, settings, valid.tokenizer, run)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        ended = runner.run(engine.run(listening))
+    if ended.failed is not None:
+        failed = ended.failed
+        _failed(StartError(failed.reason, failed.message, failed.file))
+    if ended.code == EXIT_CORE_DIED:
+        logging.shutdown()
+        os._exit(ended.code)  # a thread that is still tokenizing must not delay the restart
+    return ended.code
+
+
+def _config(args: argparse.Namespace, folder: Path, name: str) -> EngineConfig:
+    return EngineConfig(
+        path=str(folder),
+        served_name=name,
+        max_model_len=args.max_model_len,
+        max_sequences=args.max_sequences,
+        max_batch_tokens=args.max_batch_tokens,
+        dtype=args.dtype,
+        kv_cache_bytes=args.kv_cache_bytes,
+        memory_percent=args.memory_percent,
+        threads=args.threads,
+        instance=args.instance,
+    )
+
+
+def _report_threads(config: EngineConfig) -> None:
+    """Sets how threads wait, for the core that inherits the environment, and says so."""
+    count, cpus = threads.count(config.threads), threads.allowed_cpus()
+    os.environ.setdefault("OMP_NUM_THREADS", str(count))
+    policy = threads.set_policy(os.environ, count, cpus)
+    log.info(
+        "starting",
+        extra={"model": config.served_name, "threads": count, "cpus_allowed": cpus, "threads_wait": policy},
+    )
+
+
+def _failed(error: StartError) -> int:
+    """Says why, in the log and to Kubernetes."""
+    termination.write(Termination(reason=error.reason, file=error.file, message=error.message))
+    log.error("%s", error.message, extra={"reason": error.reason, "file": error.file})
+    return 1
+
+
+def main() -> int:
+    """Runs a command; its exit code."""
+    args = parser().parse_args()
+    logs.set_up(args.log_level)
+    try:
+        code: int = args.run(args)
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
