@@ -35,7 +35,8 @@ def run(config: EngineConfig, inbound: str, outbound: str) -> None:
     Ends with its parent, whatever ends that.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s core %(levelname)s %(message)s")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt from a terminal reaches both: the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # sent to the whole process group, they reach both: the parent decides
     _die_with_parent()
     policy = threads.set_policy(os.environ, threads.count(config.threads), threads.allowed_cpus())
     log.info("threads of the runner: %d, waiting: %s", threads.count(config.threads), policy)
