@@ -6,7 +6,7 @@ What a client sends is never forwarded as it came: `dialects` writes a new body 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -134,6 +134,7 @@ class ChatBody(Common, kw_only=True):
 
     messages: Annotated[list[Message], msgspec.Meta(min_length=1, max_length=10_000)]
     max_completion_tokens: OutputLimit | None = None
+    prompt_field: ClassVar[str] = "messages"  # what an error of the prompt names
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[Anything] | None = None
@@ -149,6 +150,7 @@ class ChatBody(Common, kw_only=True):
 class CompletionBody(Common, kw_only=True):
     """`POST /v1/completions`."""
 
+    prompt_field: ClassVar[str] = "prompt"
     prompt: Annotated[str, msgspec.Meta(min_length=1)] | Annotated[list[TokenId], msgspec.Meta(min_length=1)]
     echo: bool | None = None
     suffix: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -17,7 +17,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
-T = TypeVar("T")
 
 JSON = (b"content-type", b"application/json")
 SSE: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -96,48 +95,44 @@ class Presence:
 
 
 class Downstream:
-    """What the client is sent. Headers wait for the first event, or for `hold_s` seconds if it streams."""
+    """What the client is sent. Headers wait for the first event; a stream that waits long gets comments meanwhile."""
 
     def __init__(self, send: Send, presence: Presence, request_id: bytes, stall_s: float):
         self._send = send
         self._presence = presence
         self._stall_s = stall_s  # seconds a send may block; 0: no limit
-        self.headers: Headers = [(b"x-request-id", request_id)]
-        self.streams = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._beats: asyncio.Task[None] | None = None
+        self.headers: dict[bytes, bytes] = {b"x-request-id": request_id}
         self.started = False
 
-    async def hold(self, future: asyncio.Future[T], hold_until: float, beat_s: float) -> T:
-        """The future's result. While a streaming client waits beyond `hold_until` (loop time) it gets comments."""
+    def keep_alive(self, hold_s: float, beat_s: float) -> None:
+        """After `hold_s` seconds without a word send the 200 and a comment, and more each `beat_s` seconds."""
+
+        def begin() -> None:
+            self._beats = loop.create_task(self._beat(beat_s))
+
         loop = asyncio.get_running_loop()
-        beat_at = hold_until
-        while self.streams and not future.done():
-            await asyncio.wait((future,), timeout=max(0.0, beat_at - loop.time()))
-            if not future.done():
-                await self.write(KEEP_ALIVE)
-                beat_at = loop.time() + beat_s
-        return await future
+        self._timer = loop.call_later(hold_s, begin)
 
     async def write(self, data: bytes) -> None:
         """Send a piece of the stream; the 200 goes first."""
-        if not self.started:
-            await self._put({"type": "http.response.start", "status": 200, "headers": SSE + self.headers})
-            self.started = True
-        await self._put({"type": "http.response.body", "body": data, "more_body": True})
+        self.quiet()
+        await self._write(data)
 
     async def finish(self, data: bytes = b"") -> None:
         """Send the last piece of the stream."""
+        self.quiet()
         if not self.started:
-            await self.write(b"")
+            await self._start(200, SSE)
         self._presence.answered = True
         await self._put({"type": "http.response.body", "body": data, "more_body": False})
 
     async def answer(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """Send a whole JSON answer."""
-        length = (b"content-length", b"%d" % len(body))
-        self.started = self._presence.answered = True
-        await self._put(
-            {"type": "http.response.start", "status": status, "headers": [JSON, length, *self.headers, *headers]}
-        )
+        self.quiet()
+        await self._start(status, [JSON, (b"content-length", b"%d" % len(body)), *headers])
+        self._presence.answered = True
         await self._put({"type": "http.response.body", "body": body, "more_body": False})
 
     async def fail(self, error: RequestError) -> None:
@@ -147,6 +142,31 @@ class Downstream:
             await self.finish(b"data: " + body + b"\n\n")
         else:
             await self.answer(error.reason.status, body, error_headers(error))
+
+    def quiet(self) -> None:
+        """No more comments. One that is being sent is either sent whole or not at all."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._beats is not None:
+            self._beats.cancel()
+            self._beats = None
+
+    async def _beat(self, beat_s: float) -> None:
+        while True:
+            await self._write(KEEP_ALIVE)
+            await asyncio.sleep(beat_s)
+
+    async def _write(self, data: bytes) -> None:
+        if not self.started:
+            await self._start(200, SSE)
+        await self._put({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        message: Message = {"type": "http.response.start", "status": status}
+        message["headers"] = headers + list(self.headers.items())
+        await self._put(message)
+        self.started = True
 
     async def _put(self, message: Message) -> None:
         if not self._stall_s:

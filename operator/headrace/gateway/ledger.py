@@ -27,7 +27,6 @@ class Times:
     dispatched: float | None = None
     first: float | None = None  # first event with content sent to the client
     last: float | None = None  # last event with content
-    ended: float | None = None
 
 
 @dataclass(frozen=True)

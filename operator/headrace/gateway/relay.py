@@ -56,6 +56,12 @@ class Progress:
     finished: set[int] = field(default_factory=set)  # choices with a finish reason
     done: bool = False
 
+    def restart(self) -> None:
+        """Forget what has come: another engine begins anew."""
+        self.events, self.usage, self.done = 0, None, False
+        self.finished.clear()
+        self.times.first = self.times.last = None
+
     @property
     def output_tokens(self) -> int:
         """Tokens made so far; as many as content events until the engine says."""
@@ -65,15 +71,15 @@ class Progress:
 class Relay:
     """One answer on its way from an engine to the client. Time is a function's, in monotonic seconds."""
 
-    def __init__(self, wish: Wish, down: Downstream, times: Times, itl: Histogram, clock: Callable[[], float]):
+    def __init__(self, wish: Wish, down: Downstream, progress: Progress, itl: Histogram, clock: Callable[[], float]):
         self._wish = wish
+        self._progress = progress
         self._down = down
         self._itl = itl
         self._clock = clock
         self._joined = Assembler(wish.chat)
         self._sent = False
         self._failure: UpstreamError | EngineRefused | None = None  # found behind events that are still to be sent
-        self.progress = Progress(times)
 
     @property
     def sent(self) -> bool:
@@ -82,7 +88,7 @@ class Relay:
 
     def restart(self) -> None:
         """Another engine begins anew; nothing had gone to the client."""
-        self.progress = Progress(Times(self.progress.times.arrived, self.progress.times.dispatched))
+        self._progress.restart()
         self._joined = Assembler(self._wish.chat)
         self._failure = None
 
@@ -97,14 +103,14 @@ class Relay:
         while data:
             data = await connection.read(wait_s)
             wait_s = idle_s
-            before = self.progress.events
+            before = self._progress.events
             try:
                 pieces = self._take(splitter.feed(data) if data else splitter.finish())
             except EventTooLarge as error:
                 raise UpstreamError(Failure.TOO_LARGE, str(error), untouched=False) from error
-            if self.progress.events > before:
-                seen(self.progress.events)
-            if self.progress.done:
+            if self._progress.events > before:
+                seen(self._progress.events)
+            if self._progress.done:
                 await self._finish(b"".join(pieces))
                 return
             if pieces and (self._sent or self._failure is None):
@@ -121,7 +127,7 @@ class Relay:
         for event in events:
             reading = read_event(event)
             if reading.kind is Kind.DONE:
-                self.progress.done = True
+                self._progress.done = True
                 pieces.append(event.raw)
                 break
             self._failure = _failure(reading)
@@ -135,7 +141,7 @@ class Relay:
         return pieces if self._wish.streams else []
 
     def _note(self, chunk: Chunk, kind: Kind, now: float) -> None:
-        progress = self.progress
+        progress = self._progress
         if chunk.usage is not None:
             progress.usage = chunk.usage
         for choice in chunk.choices:
@@ -164,7 +170,7 @@ class Relay:
             )
 
     async def _finish(self, rest: bytes) -> None:
-        if len(self.progress.finished) < self._wish.choices:
+        if len(self._progress.finished) < self._wish.choices:
             raise UpstreamError(Failure.BROKEN, "the engine ended an answer that was not complete", untouched=False)
         self._sent = True
         if self._wish.streams:

@@ -23,6 +23,7 @@ class Settings:
     max_answer: int = 32 * 1024 * 1024  # bytes of chunks joined for a client that does not stream
     queue_requests: int = 1000  # waiting requests of one model
     queue_bytes: int = 64 * 1024 * 1024  # of waiting bodies of one model
+    cold_wait_s: float = 300.0  # that a request waits for a first replica
     retry_percent: int = 10  # retries per 100 requests that succeeded
     busy_poll_s: float = 0.2  # between two reports of an engine that works
     idle_poll_s: float = 2.0  # of one that does not

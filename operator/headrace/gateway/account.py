@@ -1,0 +1,112 @@
+"""What a request leaves behind: one outcome, a settled quota, its latencies. Exactly once, on every way out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import TracebackType
+
+from headrace.admission.quota import Reservation
+from headrace.gateway.call import Call
+from headrace.gateway.client import ClientGone
+from headrace.gateway.ledger import ClassBook, Outcome, measure, missed_already, within
+from headrace.gateway.metering import Metrics
+from headrace.gateway.relay import Progress
+from headrace_wire.reasons import Reason, RequestError
+
+logger = logging.getLogger(__name__)
+
+SHED = frozenset({Reason.QUEUE_FULL, Reason.DEADLINE_EXCEEDED, Reason.NO_CAPACITY, Reason.DRAINING})
+REFUSED = frozenset(
+    {Reason.INVALID_REQUEST, Reason.CONTEXT_EXCEEDED, Reason.REQUEST_TOO_LARGE_FOR_QUOTA, Reason.BODY_TOO_LARGE}
+)
+
+
+def outcome_of(error: BaseException | None) -> Outcome | None:
+    """How a request that ended with this error ended; None = it was no valid request. GOOD until it is judged."""
+    if error is None:
+        return Outcome.GOOD
+    if isinstance(error, ClientGone):
+        return Outcome.CANCELLED
+    if not isinstance(error, RequestError):
+        return Outcome.ERROR
+    if error.reason is Reason.QUOTA_EXCEEDED:
+        return Outcome.QUOTA
+    if error.reason in SHED:
+        return Outcome.SHED
+    return None if error.reason in REFUSED else Outcome.ERROR
+
+
+class Account:
+    """A context around serving one request; `error`, or else the exception that leaves it, tells how it ended."""
+
+    def __init__(
+        self, call: Call, book: ClassBook, metrics: Metrics, clock: Callable[[], float], wall: Callable[[], float]
+    ):
+        self._call = call
+        self._book = book
+        self._metrics = metrics
+        self._clock = clock  # monotonic seconds
+        self._wall = wall  # unix seconds
+        self.error: RequestError | None = None  # what the client was told
+        self.reservation: Reservation | None = None
+        self.progress = Progress(call.times)
+
+    def __enter__(self) -> Account:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ended, error = self._clock(), self.error or raised
+        outcome = outcome_of(error)
+        if outcome is Outcome.GOOD:
+            outcome = self._judge(ended)
+        self._settle(outcome)
+        if outcome is None:
+            reason = error.reason if isinstance(error, RequestError) else Reason.INTERNAL
+            self._metrics.refused.labels(reason.value).inc()
+            return
+        missed = outcome is Outcome.CANCELLED and missed_already(self._call.target.service, self._call.times, ended)
+        self._book.end(outcome, self._tokens(), target_missed=missed)
+        self._metrics.end(self._call.labels, self._call.tenant[1], outcome)
+        if isinstance(error, Exception) and not isinstance(error, (RequestError, ClientGone)):
+            logger.error("A request failed inside the gateway. model=%s", self._call.model, exc_info=error)
+
+    def _judge(self, ended: float) -> Outcome:
+        call, progress = self._call, self.progress
+        measured = measure(progress.times, ended, progress.output_tokens // call.body.choices)
+        self._metrics.series(call.labels).observe(measured)
+        return Outcome.GOOD if within(call.target.service, measured) else Outcome.LATE
+
+    def _tokens(self) -> int:
+        """Prompt and output tokens that were served."""
+        usage = self.progress.usage
+        prompt = self._call.prompt_tokens if usage is None else usage.prompt_tokens
+        return prompt + self.progress.output_tokens
+
+    def _settle(self, outcome: Outcome | None) -> None:
+        """Served tokens are charged; what was refused, shed or failed without output is given back whole."""
+        if self._call.times.dispatched is not None and outcome is not None:
+            self._count_tokens()
+        if self.reservation is None:
+            return
+        now, served = self._wall(), self.progress.events > 0 or self.progress.usage is not None
+        if served or (outcome is Outcome.CANCELLED and self._call.times.dispatched is not None):
+            self.reservation.settle(self._tokens(), now)
+        elif outcome is Outcome.CANCELLED:
+            self.reservation.settle(0, now)  # it counts as a request
+        else:
+            self.reservation.cancel(now)
+
+    def _count_tokens(self) -> None:
+        call, metrics, usage = self._call, self._metrics, self.progress.usage
+        labels, tenant = call.labels, call.tenant[1]
+        metrics.output_tokens.labels(*labels, tenant).inc(self.progress.output_tokens)
+        if usage is None:
+            return
+        cached = min(usage.cached, usage.prompt_tokens)
+        metrics.prompt_tokens.labels(*labels, tenant, "true").inc(cached)
+        metrics.prompt_tokens.labels(*labels, tenant, "false").inc(usage.prompt_tokens - cached)
+        if call.counted and usage.prompt_tokens != call.prompt_tokens:
+            metrics.mismatches.labels(*call.model).inc()

@@ -1,0 +1,139 @@
+"""One request, understood: what stands between its body and its dispatch."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from dataclasses import dataclass, field
+
+from headrace.admission.types import Ask
+from headrace.api.model import Model
+from headrace.gateway.body import Body
+from headrace.gateway.dialects import HeadraceDialect
+from headrace.gateway.identity import Target
+from headrace.gateway.ledger import Times
+from headrace_wire.keys import tenant_salt
+from headrace_wire.protocol import RequestHints
+from headrace_wire.reasons import Reason, RequestError
+
+_WELL_FORMED = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
+_START = os.urandom(6).hex()
+_NUMBERS = itertools.count(1)
+
+
+def new_id() -> str:
+    """Unique over requests, gateways and restarts."""
+    return f"{_START}-{next(_NUMBERS):x}"
+
+
+def shown_id(header: bytes | None, own: str) -> bytes:
+    """x-request-id of the answer: the client's if it is well-formed, else ours."""
+    return header if header is not None and _WELL_FORMED.fullmatch(header) else own.encode()
+
+
+def client_deadline(header: bytes | None) -> float | None:
+    """Seconds of x-headrace-deadline-ms. Raises RequestError."""
+    if header is None:
+        return None
+    if not header.isdigit() or not 0 < len(header) <= 9 or int(header) == 0:
+        name = "x-headrace-deadline-ms"
+        raise RequestError(Reason.INVALID_REQUEST, f"{name}: must be a whole number of milliseconds", param=name)
+    return int(header) / 1000
+
+
+@dataclass
+class Call:
+    """One request that is authenticated and valid."""
+
+    id: str  # unique; engines know the request by it
+    target: Target
+    body: Body
+    size: int  # bytes of the client's body
+    times: Times
+    prompt_tokens: int  # estimated until `counted`
+    deadline_s: float | None  # the client's own, after arrival
+    counted: bool = False
+    output_limit: int = 0  # of one choice
+    dialect: HeadraceDialect = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dialect = HeadraceDialect(self.body)
+
+    @property
+    def model(self) -> tuple[str, str]:
+        """(namespace, name) of the Model."""
+        meta = self.target.model.metadata
+        return meta.namespace, meta.name
+
+    @property
+    def tenant(self) -> tuple[str, str]:
+        """(namespace, name) of the Tenant."""
+        meta = self.target.tenant.metadata
+        return meta.namespace, meta.name
+
+    @property
+    def labels(self) -> tuple[str, str, str]:
+        """Metric labels: namespace, model, class."""
+        return (*self.model, self.target.service.name)
+
+    def ask(self) -> Ask:
+        """What it may cost."""
+        return Ask(self.prompt_tokens, self.output_limit, self.body.choices)
+
+    def hints(self, gateway: str, now: float, request_s: float, attempt: int) -> RequestHints:
+        """What the engine is told beside the body; durations are from `now` on."""
+        waited, service = now - self.times.arrived, self.target.service
+        limit = request_s if self.deadline_s is None else min(request_s, self.deadline_s)
+        return RequestHints(
+            id=self.id if attempt == 0 else f"{self.id}.{attempt}",
+            holder=gateway,
+            priority=service.priority,
+            ttft_ms=max(0.0, service.ttft_s - waited) * 1000,
+            tpot_ms=service.tpot_s * 1000,
+            left_ms=max(1.0, (limit - waited) * 1000),
+            salt=self._salt(),
+        )
+
+    def _salt(self) -> str:
+        tenant, model = self.target.tenant, self.target.model
+        scope, owner = model.spec.cache.scope, ""
+        if scope == "group" and tenant.spec.cache_group:
+            owner = f"{tenant.metadata.namespace}/{tenant.spec.cache_group}"
+        elif scope != "shared":
+            scope, owner = "tenant", tenant.metadata.uid or "/".join(self.tenant)
+        return tenant_salt(model.metadata.uid, scope, owner)
+
+
+def context_of(model: Model, reported: int | None) -> int | None:
+    """The context length: the least of what the Model says and what its engines report; None = unknown."""
+    known = [length for length in (model.spec.context.max_tokens, reported) if length is not None]
+    return min(known, default=None)
+
+
+def check_context(prompt_tokens: int, context: int | None, param: str) -> None:
+    """Raises RequestError CONTEXT_EXCEEDED, with both numbers, if no answer fits behind the prompt."""
+    if context is not None and prompt_tokens + 1 > context:
+        raise RequestError(
+            Reason.CONTEXT_EXCEEDED,
+            f"the prompt has {prompt_tokens} tokens and needs one more for the answer, "
+            f"but the model's context is {context} tokens",
+            param=param,
+        )
+
+
+def output_limit(call: Call, context: int | None, default: int) -> int:
+    """The limit of one choice in force: the client's, cut to the context, or one that context and quota allow."""
+    bounds = [default]
+    if call.body.output_limit is not None:
+        bounds = [call.body.output_limit]
+    else:
+        quota, choices = call.target.tenant.spec.quota, call.body.choices
+        if quota.max_tokens_per_request is not None:
+            bounds.append(quota.max_tokens_per_request // choices)
+        for limit in (quota.tokens_per_minute, quota.tokens_per_day):
+            if limit is not None:
+                bounds.append((limit - call.prompt_tokens) // choices)
+    if context is not None:
+        bounds.append(context - call.prompt_tokens)
+    return max(1, min(bounds))

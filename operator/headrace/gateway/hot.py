@@ -1,0 +1,144 @@
+"""The hot route: a raw ASGI application that takes each request through the stages of README.md."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from headrace.admission.quota import QuotaLedger, Reservation
+from headrace.gateway.account import Account
+from headrace.gateway.body import Body, decode_chat, decode_completion
+from headrace.gateway.call import Call, check_context, client_deadline, context_of, new_id, output_limit, shown_id
+from headrace.gateway.client import ClientGone, Downstream, Presence, Receive, Scope, Send, read_body, too_large
+from headrace.gateway.counting import estimate
+from headrace.gateway.dialects import CHAT_PATH, COMPLETION_PATH
+from headrace.gateway.dispatch import Dispatcher
+from headrace.gateway.exchange import Exchange, Stage
+from headrace.gateway.identity import authenticate, resolve
+from headrace.gateway.ledger import Books, Times
+from headrace.gateway.world import World
+from headrace_wire.reasons import Reason, RequestError
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = dict[bytes, bytes]
+Decode = Callable[[bytearray], Body]
+_DECODERS: dict[str, Decode] = {CHAT_PATH: decode_chat, COMPLETION_PATH: decode_completion}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What serving a request needs, built once by `main`."""
+
+    world: World
+    quotas: QuotaLedger
+    dispatcher: Dispatcher
+    books: Books
+    stage: Stage
+
+
+class Gateway:
+    """The ASGI application of the clients' port; other routes go to `rest`."""
+
+    def __init__(self, parts: Parts, rest: App):
+        self._parts = parts
+        self._stage = parts.stage
+        self._settings = parts.stage.settings
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        decode = _DECODERS.get(scope["path"]) if scope["type"] == "http" else None
+        if decode is None or scope["method"] != "POST":
+            await self._rest(scope, receive, send)
+            return
+        headers: Headers = dict(scope["headers"])
+        own = new_id()
+        presence = Presence(receive)
+        request_id = shown_id(headers.get(b"x-request-id"), own)
+        down = Downstream(send, presence, request_id, self._settings.stall_s)
+        try:
+            call = await self._understand(headers, receive, decode, own)
+        except RequestError as error:
+            self._stage.metrics.refused.labels(error.reason.value).inc()
+            await down.fail(error)
+        except ClientGone:
+            return
+        else:
+            await self._serve(call, presence, down)
+
+    async def _understand(self, headers: Headers, receive: Receive, decode: Decode, own: str) -> Call:
+        """Identify, decode, resolve. Raises RequestError, ClientGone."""
+        world, settings = self._parts.world, self._settings
+        if not world.synced:
+            raise RequestError(Reason.NO_CAPACITY, "the gateway has not read the cluster yet", retry_after=1)
+        tenant = authenticate(headers.get(b"authorization"), world.keys, self._stage.wall())
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > settings.body_bytes:
+            raise too_large(settings.body_bytes)
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise RequestError(Reason.INVALID_REQUEST, "compressed bodies are not supported")
+        deadline_s = client_deadline(headers.get(b"x-headrace-deadline-ms"))
+        data = await read_body(receive, settings.body_bytes, settings.body_s)
+        arrived = self._stage.clock()
+        body = decode(data)
+        wanted = headers.get(b"x-headrace-class")
+        target = resolve(world, tenant, body.model, None if wanted is None else wanted.decode("latin-1"))
+        most = target.model.spec.engine.max_sequences
+        if body.choices > most:
+            raise RequestError(Reason.INVALID_REQUEST, f"n: the model runs at most {most} at one time", param="n")
+        guess = estimate(len(data))
+        return Call(own, target, body, len(data), Times(arrived), guess, deadline_s)
+
+    async def _serve(self, call: Call, presence: Presence, down: Downstream) -> None:
+        """Everything from here on ends in one outcome, and in an answer if there is anybody to answer."""
+        down.headers[b"x-headrace-class"] = call.target.service.name.encode()
+        book = self._parts.books.book(call.model, call.target.service.name)
+        account = Account(call, book, self._stage.metrics, self._stage.clock, self._stage.wall)
+        try:
+            with account, presence:
+                try:
+                    await self._admit(call, account, down)
+                except RequestError as error:
+                    account.error = error
+                    await down.fail(error)
+        except ClientGone:
+            pass
+        except asyncio.CancelledError:
+            await down.fail(RequestError(Reason.DRAINING, "the gateway is stopping", retry_after=1))
+            raise
+        except Exception:  # noqa: BLE001  the account has logged it; the client gets an answer all the same
+            await down.fail(RequestError(Reason.INTERNAL, "the gateway failed"))
+        finally:
+            down.quiet()
+
+    async def _admit(self, call: Call, account: Account, down: Downstream) -> None:
+        """Count, check, reserve, queue, relay. Raises RequestError, ClientGone."""
+        settings, stage = self._settings, self._stage
+        if call.body.streams:
+            down.keep_alive(settings.hold_s, settings.beat_s)
+        tokenizer = stage.counter.tokenizer(call.model)
+        if tokenizer is not None:
+            with stage.metrics.count.time():
+                call.prompt_tokens = await stage.counter.count(tokenizer, call.body)
+            call.counted = True
+        context = context_of(call.target.model, stage.fleet.context(call.model))
+        if call.counted:
+            check_context(call.prompt_tokens, context, call.body.prompt_field)
+        call.output_limit = output_limit(call, context, settings.default_output)
+        if call.output_limit != call.body.output_limit:
+            down.headers[b"x-headrace-max-tokens"] = b"%d" % call.output_limit
+        account.reservation = self._reserve(call)
+        ticket = self._parts.dispatcher.submit(call)
+        try:
+            await Exchange(stage, call, ticket, account, down).run()
+        finally:
+            ticket.close()
+
+    def _reserve(self, call: Call) -> Reservation:
+        quotas = self._parts.quotas
+        quotas.configure(call.tenant, call.target.tenant.spec.quota)
+        reserved = quotas.reserve(call.tenant, call.ask(), self._stage.wall())
+        if isinstance(reserved, Reservation):
+            return reserved
+        raise reserved.error()
