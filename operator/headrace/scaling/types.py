@@ -59,7 +59,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     down_load_percent: int = 80  # of the slots that would be left
     up_interval_s: float = 5.0  # between two steps up
     down_interval_s: float = 15.0  # between two steps down
-    unschedulable_lease_s: float = 60.0  # growth that finds no node for so long is returned
+    unschedulable_lease_s: float = 180.0  # growth that finds no node for so long is returned
     retry_growth_s: float = 120.0  # first back-off after returned growth; doubles
     retry_growth_max_s: float = 1800.0
     stuck_after_s: float = 600.0  # a replica still not ready then no longer delays others' removal
@@ -133,7 +133,7 @@ class ClassSample(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 0  # dispatched, not ended
 
 
-class GatewaySample(msgspec.Struct, frozen=True, kw_only=True):
+class GatewaySample(msgspec.Struct, frozen=True):
     """What is kept apart by gateway."""
 
     name: str

@@ -1,0 +1,222 @@
+"""The decision: the winner among the candidates, then the guards that bind it. Pure.
+
+The highest candidate wins; only if none asks for more may one that asks for less. Missing, stale or implausible data
+never lead to fewer replicas; the spec's bounds hold always.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from headrace.scaling.candidates import (
+    CURRENT,
+    DOWN,
+    FLOOR,
+    FROM_ZERO,
+    GOODPUT,
+    QUEUE_AGE,
+    ROOM,
+    TO_ZERO,
+    Context,
+    candidates,
+    implausible,
+)
+from headrace.scaling.types import Candidate, Decision, Guard, Memory, Policy, Reason, Refused, Replicas, iso
+from headrace.scaling.window import Window
+
+_REASONS = {
+    FLOOR: Reason.MIN_REPLICAS,
+    QUEUE_AGE: Reason.QUEUE_AGE,
+    GOODPUT: Reason.GOODPUT,
+    FROM_ZERO: Reason.FROM_ZERO,
+    CURRENT: Reason.STEADY,
+    ROOM: Reason.UNSCHEDULABLE,
+    DOWN: Reason.UNDERUSED,
+    TO_ZERO: Reason.TO_ZERO,
+}
+_UPWARD = (FLOOR, FROM_ZERO, QUEUE_AGE, GOODPUT)
+_FORGET_REFUSAL_S = 3600.0
+_OWN_CHANGE_S = 30.0  # a change that Kubernetes shows so soon after ours is ours
+
+
+@dataclass
+class _Answer:
+    """The value on its way through the guards."""
+
+    replicas: int
+    reason: Reason
+    guards: list[Guard]
+
+    def bind(self, name: str, replicas: int, reason: Reason, detail: str) -> None:
+        """Let a guard change the value; one that changes nothing is not noted."""
+        if replicas != self.replicas:
+            self.guards.append(Guard(name, f"{self.replicas} → {replicas}", detail))
+            self.replicas, self.reason = replicas, reason
+
+
+def decide(policy: Policy, window: Window, replicas: Replicas, now: float, memory: Memory | None = None) -> Decision:
+    """How many replicas there should be at `now` (unix seconds). Hand the decision's `memory` to the next call."""
+    memory = _watch_room(memory or Memory(), replicas, now)
+    context = Context(policy, window, replicas, now, memory)
+    found = candidates(context)
+    winner = _winner(found, replicas.current)
+    wanted = replicas.current if winner.replicas is None else winner.replicas
+    answer = _Answer(wanted, _REASONS[winner.name], [])
+    if winner.name == CURRENT:
+        _explain_hold(context, answer)
+    _limit_step(context, answer, winner)
+    _limit_pace(context, answer, winner)
+    _limit_room(context, answer)
+    answer.bind("maxReplicas", min(answer.replicas, policy.max_replicas), Reason.MAX_REPLICAS, _bounds(policy))
+    answer.bind("minReplicas", max(answer.replicas, policy.min_replicas), Reason.MIN_REPLICAS, _bounds(policy))
+    return Decision(
+        at=now,
+        current=replicas.current,
+        replicas=answer.replicas,
+        reason=answer.reason,
+        winner=winner.name,
+        candidates=found,
+        guards=tuple(answer.guards),
+        inputs=_inputs(context),
+        memory=_remember(context, answer.replicas, winner),
+    )
+
+
+def _winner(found: tuple[Candidate, ...], current: int) -> Candidate:
+    by_name = {c.name: c for c in found}
+    if by_name[ROOM].replicas is not None:
+        return by_name[ROOM]
+    upward = [by_name[name] for name in _UPWARD]
+    highest = max(upward, key=lambda c: -1 if c.replicas is None else c.replicas)
+    if highest.replicas is not None and highest.replicas > current:
+        return highest
+    for name in (TO_ZERO, DOWN):
+        if by_name[name].replicas is not None:
+            return by_name[name]
+    return by_name[CURRENT]
+
+
+def _explain_hold(context: Context, answer: _Answer) -> None:
+    """Say so where it is for lack of data that nothing changes."""
+    window, policy = context.window, context.policy
+    latest = window.latest
+    if latest is None or (not latest.gateways and window.complete_at is None):
+        reason, detail = Reason.NO_DATA, "no gateway has reported on this model yet"
+        if latest is not None and latest.faults:
+            detail += f": {latest.faults[0]}"
+    elif context.sample is None:
+        since = window.complete_at if window.complete_at is not None else latest.at
+        why = f": {latest.faults[0]}" if latest.faults else ""
+        reason, detail = Reason.STALE, f"no fresh sample since {iso(since)}{why}"
+    elif context.missing is not None:
+        reason, detail = Reason.INCOMPLETE, context.missing
+    elif not window.known_for(context.now) >= policy.down_after_s:
+        known = window.known_for(context.now)
+        reason, detail = Reason.WARMING_UP, f"{known:.0f} s of a window of {policy.down_after_s:.0f} s were seen"
+    else:
+        return
+    answer.reason = reason
+    answer.guards.append(Guard("data", f"holds {answer.replicas}", detail))
+
+
+def _limit_step(context: Context, answer: _Answer, winner: Candidate) -> None:
+    """At most double at one time; the spec's floor apart."""
+    most = context.replicas.current + max(1, context.replicas.current)
+    if winner.name != FLOOR and answer.replicas > most:
+        answer.bind("step", most, answer.reason, "at most double in one step")
+
+
+def _limit_pace(context: Context, answer: _Answer, winner: Candidate) -> None:
+    """Time between two steps: short upward, and downward as long as the last step up needs to be judged."""
+    current, policy = context.replicas.current, context.policy
+    if winner.name in (QUEUE_AGE, GOODPUT) and answer.replicas > current:
+        passed = _passed(context.now, context.memory.up_at)
+        if passed is not None and passed < policy.up_interval_s:
+            detail = f"the last step up is {passed:.1f} s old, {policy.up_interval_s:g} s are waited"
+            answer.bind("pace", current, Reason.COOLDOWN, detail)
+    if winner.name == DOWN:
+        passed, needed = _since_last_change(context)
+        if passed is not None and not passed >= needed:
+            detail = f"the last change is {passed:.0f} s old, {needed:.0f} s are waited"
+            answer.bind("pace", current, Reason.COOLDOWN, detail)
+
+
+def _since_last_change(context: Context) -> tuple[float | None, float]:
+    """Seconds since the change that a step down waits for, and how long it waits."""
+    memory, changed_at = context.memory, context.replicas.changed_at
+    ours = memory.down_at
+    after_up = ours is not None and (memory.up_at is None or memory.up_at < ours)
+    if ours is not None and after_up and (changed_at is None or changed_at <= ours + _OWN_CHANGE_S):
+        return _passed(context.now, ours), context.policy.down_interval_s
+    if changed_at is not None:
+        return max(0.0, context.now - changed_at), context.settle_s
+    return _passed(context.now, memory.up_at), context.settle_s
+
+
+def _passed(now: float, at: float | None) -> float | None:
+    """Seconds since; None if never, or if the clock has gone back behind it."""
+    return None if at is None or at > now else now - at
+
+
+def _limit_room(context: Context, answer: _Answer) -> None:
+    """No growth beyond what the cluster had room for, until it is time to try again."""
+    current, refused = context.replicas.current, context.memory.refused
+    if answer.replicas > current and context.replicas.unschedulable > 0:
+        detail = f"{context.replicas.unschedulable} replicas have no node yet"
+        answer.bind("room", current, Reason.UNSCHEDULABLE, detail)
+    if refused is not None and context.now < refused.until and answer.replicas > max(current, refused.ceiling):
+        detail = f"the cluster had no node for more than {refused.ceiling}; tried again at {iso(refused.until)}"
+        answer.bind("room", max(current, refused.ceiling), Reason.UNSCHEDULABLE, detail)
+
+
+def _watch_room(memory: Memory, replicas: Replicas, now: float) -> Memory:
+    """Note since when replicas have no node, and forget a refusal that growth has disproved or that is long past."""
+    since = memory.unschedulable_since
+    if replicas.unschedulable <= 0:
+        since = None
+    elif since is None or since > now:
+        since = now
+    refused = memory.refused
+    if refused is not None and (replicas.ready > refused.ceiling or now > refused.until + _FORGET_REFUSAL_S):
+        refused = None
+    return msgspec.structs.replace(memory, unschedulable_since=since, refused=refused)
+
+
+def _remember(context: Context, replicas: int, winner: Candidate) -> Memory:
+    memory, now, current = context.memory, context.now, context.replicas.current
+    if winner.name == ROOM and replicas < current:
+        tries = 1 if memory.refused is None else memory.refused.tries + 1
+        wait = min(context.policy.retry_growth_max_s, context.policy.retry_growth_s * 2.0 ** min(tries - 1, 16))
+        refused = Refused(ceiling=replicas, until=now + wait, tries=tries)
+        return msgspec.structs.replace(memory, refused=refused, unschedulable_since=None)
+    if replicas > current:
+        return msgspec.structs.replace(memory, up_at=now)
+    return msgspec.structs.replace(memory, down_at=now) if replicas < current else memory
+
+
+def _bounds(policy: Policy) -> str:
+    return f"minReplicas {policy.min_replicas}, maxReplicas {policy.max_replicas}"
+
+
+def _inputs(context: Context) -> dict[str, int | float | str | None]:
+    """The figures that the rules looked at; None = unknown."""
+    sample, replicas = context.sample, context.replicas
+    figures: dict[str, int | float | str | None] = {
+        "ready": replicas.ready,
+        "pending": replicas.pending,
+        "unschedulable": replicas.unschedulable,
+        "queued": None if sample is None else sample.queued,
+        "inFlight": None if sample is None else sample.in_flight,
+        "slotsPerReplica": context.policy.max_sequences,
+        "missing": context.missing,
+    }
+    if implausible(replicas) is None:
+        figures["coldStartSeconds"] = replicas.cold_start_s
+    for item in context.policy.classes:
+        age = context.ages.get(item.name)
+        figures[f"{item.name}.queueAgeMs"] = None if age is None else round(age * 1000)
+        figures[f"{item.name}.goodputPercent"] = context.goodput[item.name].percent
+        figures[f"{item.name}.offered"] = context.goodput[item.name].offered
+    return figures
