@@ -37,7 +37,7 @@ def _check_uri(uri: str) -> str:
     shape = URI_SHAPES.get(uri.split("://", 1)[0]) if "://" in uri else None
     if shape is None:
         raise ValueError(SCHEMES)
-    if not re.match(shape.pattern, uri):
+    if not re.fullmatch(shape.pattern, uri):
         raise ValueError(shape.message)
     return uri
 

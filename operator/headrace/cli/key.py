@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     from headrace.cli.main import UsageError
 
     name: str = arguments.name
-    if len(name) > 63 or not re.match(LABEL_PATTERN, name):
+    if len(name) > 63 or not re.fullmatch(LABEL_PATTERN, name):
         raise UsageError(f"--name {name!r} must be at most 63 of a-z, 0-9 and -, as a key's name in a Tenant")
     key = new_key(name)
     print(_as_json(key) if arguments.output == "json" else _as_text(key))

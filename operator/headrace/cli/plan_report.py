@@ -68,9 +68,10 @@ def _lines(plan: ModelPlan) -> Iterator[str]:
 def _head(plan: ModelPlan) -> Iterator[str]:
     shape = plan.shape
     yield f"  source  {plan.model.spec.source.uri} (shape: {plan.origin})"
+    heads = f"{shape.heads} heads, {shape.kv_heads} KV heads of {shape.head_dim}"
     yield (
         f"  shape   {shape.architecture}, {_millions(shape.parameters)} parameters in {shape.dtype}: "
-        f"{shape.layers} layers, hidden {shape.hidden}, {shape.heads} heads, {shape.kv_heads} KV heads of {shape.head_dim}"
+        f"{shape.layers} layers, hidden {shape.hidden}, {heads}"
     )
     if plan.profile is None or plan.ranks == 1:
         yield "  ranks   1"

@@ -37,6 +37,7 @@ class MemoryFit:
     memory_percent: int
     footprint: Footprint
     max_tokens: int  # of one request, prompt + output
+    trained_tokens: int  # longest sequence that the model was trained for
     pool_pages: int  # the dummy page included
 
     @property
@@ -127,7 +128,7 @@ def _say_context(fit: MemoryFit) -> str:
 
 
 def _say_beyond(fit: MemoryFit) -> str:
-    return f"context.maxTokens {fit.max_tokens} exceeds what the model was trained for"
+    return f"context.maxTokens {fit.max_tokens} exceeds the {fit.trained_tokens} tokens that the model was trained for"
 
 
 _SENTENCES = {
@@ -160,6 +161,7 @@ def fit(shape: ModelShape, load: Load, room: Room) -> MemoryFit:
         memory_percent=room.memory_percent,
         footprint=footprint,
         max_tokens=max_tokens,
+        trained_tokens=shape.max_positions,
         pool_pages=pages,
     )
 
