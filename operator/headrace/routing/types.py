@@ -69,8 +69,8 @@ class Why(str, Enum):
 
     @property
     def this_request_only(self) -> bool:
-        """True where a smaller request might fit."""
-        return self in (Why.PAGES, Why.PREFILL, Why.AVOIDED)
+        """True where another request might fit. Queued prefill holds all back: whatever passes would lengthen it."""
+        return self in (Why.PAGES, Why.AVOIDED)
 
 
 @dataclass(frozen=True, slots=True)
