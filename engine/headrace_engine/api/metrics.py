@@ -54,7 +54,7 @@ class Metrics:
     """The engine's metrics, in a registry of their own."""
 
     def __init__(self, state: Callable[[], EngineState | None], open_requests: Callable[[], int]):
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.registry.register(_StateCollector(state, open_requests))
         own = self.registry

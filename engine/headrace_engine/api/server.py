@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import uvicorn
 
 from headrace_engine.api.app import App
-from headrace_engine.api.client import CoreFailed, CoreLink, Target
+from headrace_engine.api.client import MAILBOX_BYTES, CoreFailed, CoreLink, Target
 from headrace_engine.api.drain import Drain
 from headrace_engine.api.generate import Parts
 from headrace_engine.api.metrics import Metrics
@@ -40,6 +40,7 @@ class Settings:
     host: str
     port: int  # 0: any free one
     drain_s: float
+    stream_bytes: int = MAILBOX_BYTES  # that may wait for one client
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Engine:
         self._settings = settings
         self._started_at = time.monotonic()
         self._threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
-        self.link = CoreLink(config, target, time.monotonic)
+        self.link = CoreLink(config, target, time.monotonic, mailbox_bytes=settings.stream_bytes)
         self._drain = Drain(self.link, self._open, settings.drain_s)
         metrics = Metrics(lambda: self.link.state, self._open)
         self.link.on_delta = metrics.arrived

@@ -74,6 +74,15 @@ class Settings:
     port: int = 0  # 0: any free one
 
 
+@dataclass(frozen=True)
+class Piece:
+    """New text of a choice, and whether it was the last."""
+
+    choice: Choice
+    text: str
+    finish: Finish | None
+
+
 class FakeEngine:
     """Use as an async context manager; `url` is its base. Keyword arguments are fields of Settings and Speed."""
 
@@ -299,24 +308,26 @@ class FakeEngine:
             return question
         return self.answers(question) if callable(self.answers) else self.answers.get(question, question)
 
-    async def _pieces(self, body: Body, sequences: list[Sequence]) -> AsyncGenerator[tuple[Choice, str], None]:
+    async def _pieces(self, body: Body, sequences: list[Sequence]) -> AsyncGenerator[Piece, None]:
         """Each choice's new text as it comes; `finish` is set with its last one."""
-        queue: asyncio.Queue[tuple[Choice, str] | BaseException] = asyncio.Queue()
+        queue: asyncio.Queue[Piece | RequestError] = asyncio.Queue()
         choices = [Choice(index) for index in range(len(sequences))]
 
         async def produce(choice: Choice, sequence: Sequence) -> None:
             try:
                 async for piece in self._texts(choice, body, sequence):
-                    queue.put_nowait((choice, piece))
+                    queue.put_nowait(Piece(choice, piece, choice.finish))
             except RequestError as error:
                 queue.put_nowait(error)
 
         tasks = [asyncio.ensure_future(produce(*pair)) for pair in zip(choices, sequences, strict=True)]
         try:
-            while any(choice.finish is None for choice in choices) or not queue.empty():
+            running = len(choices)
+            while running:
                 item = await queue.get()
-                if isinstance(item, BaseException):
+                if isinstance(item, RequestError):
                     raise item
+                running -= item.finish is not None
                 yield item
         finally:
             for task in tasks:
@@ -346,8 +357,8 @@ class FakeEngine:
     async def _whole(self, answer: Answer, body: Body, sequences: list[Sequence], responder: Responder) -> None:
         choices: dict[int, Choice] = {}
         async with aclosing(self._pieces(body, sequences)) as pieces:
-            async for choice, _ in pieces:
-                choices[choice.index] = choice
+            async for piece in pieces:
+                choices[piece.choice.index] = piece.choice
         ordered = [choices[index] for index in sorted(choices)]
         await responder.json(200, answer.whole(ordered, sequences[0].cached))
 
@@ -361,14 +372,15 @@ class FakeEngine:
     ) -> None:
         choices: dict[int, Choice] = {}
         async with aclosing(self._pieces(body, sequences)) as pieces:
-            async for choice, piece in pieces:
+            async for piece in pieces:
+                choice = piece.choice
                 if not responder.started:
                     await responder.head(200, _SSE)
                 if choice.index not in choices:
                     choices[choice.index] = choice
                     await responder.send(answer.first(choice))
-                await responder.send(answer.chunk(choice, piece) if piece else b"")
-                if choice.finish is not None:
+                await responder.send(answer.chunk(choice, piece.text) if piece.text else b"")
+                if piece.finish is not None:
                     await responder.send(answer.last(choice))
                 if injection is not None and sum(c.tokens for c in choices.values()) >= injection.after_tokens:
                     await _broken(injection.fault, responder)
