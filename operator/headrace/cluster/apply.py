@@ -32,10 +32,12 @@ class Applier:
     async def apply_workload(self, resource: Resource, obj: Object) -> tuple[Object, str | None]:
         """Apply an object with `spec.replicas`; where another manager owns that field, apply without it.
 
-        Gives the object and the other manager's name (None: the field is ours). Raises Conflict for any other field.
+        Gives the object and the other manager's name, also while both happen to want the same (None: the field is
+        ours alone). Raises Conflict for any other field.
         """
         try:
-            return await self.apply(resource, obj), None
+            written = await self.apply(resource, obj)
+            return written, replicas_owner(written, self._manager)
         except Conflict as conflict:
             if set(conflict.owners) != {REPLICAS}:
                 raise
@@ -62,3 +64,12 @@ class Applier:
         self._guard()
         params = {"fieldManager": self._manager, "force": "false", "fieldValidation": "Strict"}
         return await self._client.patch(path, obj, content_type=APPLY, params=params)
+
+
+def replicas_owner(obj: Object, manager: str) -> str | None:
+    """A field manager other than `manager` that owns `spec.replicas`."""
+    for entry in obj["metadata"].get("managedFields") or ():
+        fields = (entry.get("fieldsV1") or {}).get("f:spec") or {}
+        if "f:replicas" in fields and entry.get("manager") != manager:
+            return str(entry.get("manager"))
+    return None

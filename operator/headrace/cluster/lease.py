@@ -64,10 +64,10 @@ class Leader:
             try:
                 await self.attempt()
             except ClusterError as error:
-                log.warning("lease was not renewed: %s", error, extra={"kind": "Lease", "name": self._name})
+                log.warning("lease was not renewed: %s", error, extra={"kind": "Lease", "object": self._name})
             if self._leading and not self.leading:
                 self._leading = False
-                log.warning("leadership was lost", extra={"kind": "Lease", "name": self._name})
+                log.warning("leadership was lost", extra={"kind": "Lease", "object": self._name})
             await asyncio.sleep(RETRY_S * random.uniform(0.8, 1.0))
 
     async def attempt(self) -> bool:
@@ -94,9 +94,9 @@ class Leader:
             if (lease.get("spec") or {}).get("holderIdentity") == self.identity:
                 lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
                 await self._client.replace(LEASES, lease)
-                log.info("leadership was released", extra={"kind": "Lease", "name": self._name})
+                log.info("leadership was released", extra={"kind": "Lease", "object": self._name})
         except ClusterError as error:
-            log.warning("lease was not released: %s", error, extra={"kind": "Lease", "name": self._name})
+            log.warning("lease was not released: %s", error, extra={"kind": "Lease", "object": self._name})
 
     def _expired(self, lease: Object) -> bool:
         version = str(lease["metadata"].get("resourceVersion"))
@@ -120,7 +120,7 @@ class Leader:
         began = not self._leading
         self.holder, self._leading, self._fence = self.identity, True, sent + RENEW_DEADLINE_S
         if began:
-            log.info("leadership began", extra={"kind": "Lease", "name": self._name, "identity": self.identity})
+            log.info("leadership began", extra={"kind": "Lease", "object": self._name, "identity": self.identity})
             if self._on_start is not None:
                 self._on_start()
         return True

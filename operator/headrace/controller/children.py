@@ -9,9 +9,9 @@ from headrace.api import labels
 from headrace.api.model import Model
 from headrace.cluster.apply import Applier
 from headrace.cluster.client import Client
-from headrace.cluster.errors import ApiError, Conflict, NotFound
+from headrace.cluster.errors import ApiError, ClusterError, Conflict, NotFound
 from headrace.cluster.events import Recorder
-from headrace.cluster.resources import CHILDREN, DEPLOYMENTS, Resource, key_of
+from headrace.cluster.resources import CHILDREN, DEPLOYMENTS, MODELS, Resource, key_of
 from headrace.controller.store import Object, Store
 from headrace.planning.judge import Refusal
 from headrace.planning.manifests import Plan
@@ -21,6 +21,10 @@ log = logging.getLogger(__name__)
 
 OBSTACLE_RETRY_S = 5.0  # until an object of our name that is not ours is looked at again
 _RESOURCE = {resource.kind: resource for resource in CHILDREN}
+
+
+class OwnerGone(ClusterError):
+    """The Model is being deleted, or is another one by now: nothing is created."""
 
 
 @dataclass(frozen=True)
@@ -58,33 +62,58 @@ class Children:
         self._installation = installation  # its namespace
 
     async def apply(self, model: Model, planned: Plan) -> Applied:
-        """Apply all, then prune. Stops at the first that is refused. Raises NotLeader and Unreachable."""
+        """Apply all, then prune. Stops at the first that is refused. Raises ClusterError for what may pass."""
         other_manager: str | None = None
         for manifest in planned.children:
             resource = _RESOURCE[manifest["kind"]]
-            obstacle = await self._obstacle(resource, manifest, model.metadata.uid)
+            held = await self._held(resource, manifest)
+            if held is None and not await self._lives(model):
+                raise OwnerGone(f"Model {model.metadata.name} is being deleted")
+            obstacle = None if held is None else self._obstacle(held, model.metadata.uid)
             if obstacle is not None:
                 refusal = Refusal(Why.NAME_TAKEN.value, f"{resource.kind} {model.metadata.name} {obstacle}")
                 return Applied(refusal, outcome=Outcome(again_in_s=OBSTACLE_RETRY_S))
             try:
-                if resource is DEPLOYMENTS:
-                    written, other_manager = await self._applier.apply_workload(resource, manifest)
-                else:
-                    written = await self._applier.apply(resource, manifest)
+                other_manager = await self._apply_one(resource, manifest, held)
             except ApiError as error:
+                if isinstance(error, Conflict) and not error.owners:
+                    raise  # it went or was replaced meanwhile
                 return Applied(_refused(resource, error), other_manager, Outcome(error=error))
-            self._store.put(resource, written)
         await self._prune(model, planned)
         return Applied(other_manager=other_manager)
 
-    async def _obstacle(self, resource: Resource, manifest: Object, uid: str) -> str | None:
-        """What an object of that name is, if not ours to write; looked up only where our watch shows none."""
+    async def _apply_one(self, resource: Resource, manifest: Object, held: Object | None) -> str | None:
+        """Apply one child; one that we hold is bound to by its uid, so that it is not made again unawares."""
+        if held is not None:
+            manifest = {**manifest, "metadata": {**manifest["metadata"], "uid": held["metadata"]["uid"]}}
+        if resource is DEPLOYMENTS:
+            written, other_manager = await self._applier.apply_workload(resource, manifest)
+        else:
+            written, other_manager = await self._applier.apply(resource, manifest), None
+        self._store.put(resource, written)
+        return other_manager
+
+    async def _held(self, resource: Resource, manifest: Object) -> Object | None:
+        """The present object of that name; looked up where our watch, which goes by labels, shows none."""
         held = self._store.get(resource, key_of(manifest))
-        if held is None:
-            try:
-                held = await self._client.get(resource, *key_of(manifest))
-            except NotFound:
-                return None
+        if held is not None:
+            return held
+        try:
+            return await self._client.get(resource, *key_of(manifest))
+        except NotFound:
+            return None
+
+    async def _lives(self, model: Model) -> bool:
+        """Asked before a child is created: our watch may not yet have told that the Model is going."""
+        try:
+            present = await self._client.get(MODELS, model.metadata.namespace, model.metadata.name)
+        except NotFound:
+            return False
+        metadata = present["metadata"]
+        return metadata.get("uid") == model.metadata.uid and not metadata.get("deletionTimestamp")
+
+    def _obstacle(self, held: Object, uid: str) -> str | None:
+        """What an object of that name is, if not ours to write."""
         if held["metadata"].get("deletionTimestamp"):
             return "is being deleted"
         if not _owned(held, uid):
@@ -102,7 +131,7 @@ class Children:
                 if (resource.kind, key_of(child)) in named or not _owned(child, model.metadata.uid):
                     continue
                 if not metadata.get("deletionTimestamp") and await self._applier.delete(resource, child):
-                    log.info("child was pruned", extra={"kind": resource.kind, "name": metadata["name"]})
+                    log.info("child was pruned", extra={"kind": resource.kind, "object": metadata["name"]})
 
 
 def _refused(resource: Resource, error: ApiError) -> Refusal:

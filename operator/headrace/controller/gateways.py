@@ -74,7 +74,7 @@ class Gateways:
         except (httpx.HTTPError, OSError, ValueError) as error:
             if target.name not in self._silent:
                 self._silent.add(target.name)
-                log.warning("gateway did not answer: %r", error, extra={"kind": "Gateway", "name": target.name})
+                log.warning("gateway did not answer: %r", error, extra={"kind": "Gateway", "object": target.name})
             return GatewayView(target.name, target.ready, None)
         self._silent.discard(target.name)
         return GatewayView(target.name, target.ready, state)

@@ -8,10 +8,11 @@ import sys
 from datetime import UTC, datetime
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+_RENAMED = {"object": "name"}
 
 
 class JsonFormatter(logging.Formatter):
-    """Fields given by `extra` become fields of the object."""
+    """Fields given by `extra` become fields of the line; `object` becomes `name`, which LogRecords use otherwise."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
@@ -21,7 +22,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {k: v for k, v in record.__dict__.items() if k not in _STANDARD and _simple(v)}
+        line |= {_RENAMED.get(k, k): v for k, v in record.__dict__.items() if k not in _STANDARD and _simple(v)}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)

@@ -14,7 +14,7 @@ from headrace.api.model_status import CommunicationStatus, ModelStatus
 from headrace.api.slo import BUILTIN_SLO
 from headrace.cluster.events import Note
 from headrace.cluster.resources import DEPLOYMENTS, MODELS, PODS, Key, key_of
-from headrace.controller.children import Applied, Children, Outcome, World
+from headrace.controller.children import Applied, Children, Outcome, OwnerGone, World
 from headrace.controller.objects import references_of, status_object
 from headrace.controller.parse import SpecError, parse_model, status_of
 from headrace.controller.shared import ModelNotes, Notes
@@ -68,7 +68,11 @@ class Models:
         judgement = self._judge(model, references, notes, planned.revision)
         applied = Applied()
         if judgement.startable:
-            applied = await self._children.apply(model, planned)
+            try:
+                applied = await self._children.apply(model, planned)
+            except OwnerGone:
+                return Outcome()
+            notes.other_manager = applied.other_manager
             if applied.refusal is not None:
                 judgement = Judgement(refusal=applied.refusal, fit=judgement.fit, references=references)
         pods = self._pods(model, planned.revision if judgement.startable else _revision(deployment))

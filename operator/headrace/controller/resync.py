@@ -39,7 +39,8 @@ class Resync:
         pause = 0.0
         while True:
             try:
-                await asyncio.wait_for(self._asked.wait(), timeout=pause)
+                async with asyncio.timeout(pause):  # no task of its own: kopf would wait for that when it stops
+                    await self._asked.wait()
                 await asyncio.sleep(SETTLE_S)
             except TimeoutError:
                 pass

@@ -17,6 +17,7 @@ class ModelNotes:
     """What is known of one Model beyond its objects."""
 
     decision: int | None = None  # replicas that the autoscaler decided on, since this leader began
+    other_manager: str | None = None  # who else owns .spec.replicas of the Deployment, at the last reconcile
     scaling: ScalingView = field(default_factory=ScalingView)
     figures: tuple[ClassFigures, ...] = ()
     engines: tuple[EngineReport, ...] = ()

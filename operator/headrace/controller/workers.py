@@ -44,7 +44,7 @@ class Workers:
 
     async def _one(self, work: Work) -> None:
         resource, (namespace, name) = work
-        fields = {"kind": resource.kind, "namespace": namespace, "name": name}
+        fields = {"kind": resource.kind, "namespace": namespace, "object": name}
         began = time.monotonic()
         try:
             outcome = await self._reconciles[resource]((namespace, name))

@@ -38,9 +38,7 @@ class ScalingView:
     """What the autoscaler says of a Model; all empty where it has not looked yet."""
 
     desired: int | None = None
-    reason: str = ""
-    message: str = ""  # changes only when something happened
-    usable: bool = True  # False: the data did not allow a decision
+    trouble: tuple[str, str] | None = None  # reason and message, while the inputs allow no decision
     decisions: tuple[dict[str, Any], ...] = ()  # newest first
     other_manager: str | None = None  # who owns .spec.replicas of the Deployment instead of us
 
@@ -208,11 +206,12 @@ def _scaling_active(view: View) -> Condition:
     if mode == "Off":
         return condition(kind, "False", Why.SCALING_OFF, f"scaling.mode is Off: spec.replicas {spec.replicas} holds")
     bounds = f"between {spec.scaling.min_replicas} and {spec.scaling.max_replicas} replicas"
-    message = "; ".join(filter(None, (bounds, scaling.message)))
+    last = scaling.decisions[0] if scaling.decisions else None
+    message = bounds if last is None else f"{bounds}; last change at {last.get('at')}: {last.get('message')}"
     if mode == "Advise":
         return condition(kind, "False", Why.ADVISING, f"decisions are recorded, not acted on; {message}")
-    if not scaling.usable:
-        return condition(kind, "Unknown", scaling.reason or Why.STALE, message)
+    if scaling.trouble is not None:
+        return condition(kind, "Unknown", *scaling.trouble)
     return condition(kind, "True", Why.ACTIVE, message)
 
 

@@ -1,0 +1,265 @@
+"""The scaling loop: gateways' states -> samples -> decisions, which reconcile applies. The leader alone runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from headrace.api import labels
+from headrace.api.gateway_state import EngineReport
+from headrace.api.model import Model
+from headrace.api.slo import BUILTIN_SLO, ServiceLevelObjective
+from headrace.cluster.errors import ClusterError
+from headrace.cluster.events import Note, Recorder
+from headrace.cluster.lease import Leader
+from headrace.cluster.resources import DEPLOYMENTS, MODELS, PODS, SLOS, TENANTS, Key
+from headrace.controller.gateways import Gateways
+from headrace.controller.measures import Measures
+from headrace.controller.objects import find, models_in
+from headrace.controller.queue import KeyedQueue
+from headrace.controller.shared import GatewayView, ModelNotes, Notes
+from headrace.controller.store import Object, Store
+from headrace.controller.tenants import Tenants
+from headrace.controller.work import Work
+from headrace.planning.live import ClassFigures, class_statuses
+from headrace.planning.pods import PodReport, report
+from headrace.planning.status import DECISIONS_KEPT, ScalingView
+from headrace.scaling.decide import decide
+from headrace.scaling.samples import GatewayReport, merge
+from headrace.scaling.signals import goodput, queue_ages
+from headrace.scaling.types import Decision, Memory, Policy, Reason, Replicas, Sample, iso
+from headrace.scaling.window import Window
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+FIGURES_S = 300.0  # span of the goodput that a status shows
+UNUSABLE_S = 10.0  # so long without a usable input before the condition says so
+UNUSABLE = (Reason.NO_DATA, Reason.STALE, Reason.INCOMPLETE)
+
+
+@dataclass(frozen=True)
+class Hands:
+    """What the loop acts through."""
+
+    queue: KeyedQueue[Work]
+    recorder: Recorder
+    measures: Measures
+
+
+@dataclass
+class _Memory:
+    """What is kept of one Model between ticks."""
+
+    window: Window
+    uid: str
+    decided: Memory | None = None  # what the last decision hands to the next
+    replicas: int | None = None  # spec.replicas as last seen
+    changed_at: float | None = None  # unix seconds; None: it has not changed while we looked
+    cold_start_s: float | None = None
+    unusable_since: float | None = None
+
+
+class Actor:
+    """`tick()` is one look at all Models; `run()` ends only when cancelled."""
+
+    def __init__(
+        self,
+        store: Store,
+        notes: Notes,
+        gateways: Gateways,
+        leader: Leader,
+        tenants: Tenants,
+        hands: Hands,
+        clock: Callable[[], float] = time.time,
+    ):
+        self._store, self._notes, self._gateways, self._leader = store, notes, gateways, leader
+        self._tenants, self._hands, self._clock = tenants, hands, clock
+        self._memory: dict[Key, _Memory] = {}
+
+    async def run(self) -> None:
+        """Look each second while leading."""
+        while True:
+            began = time.monotonic()
+            try:
+                await self.tick()
+            except ClusterError as error:
+                log.warning("scaling loop was interrupted: %s", error)
+            except Exception:  # a defect met with one input must not end all scaling
+                log.exception("scaling loop failed")
+            await asyncio.sleep(max(0.05, EVERY_S - (time.monotonic() - began)))
+
+    async def tick(self) -> None:
+        """Poll, decide, hand over. A follower forgets, so that it starts without a past."""
+        if not self._leader.leading:
+            self._memory.clear()
+            self._notes.clear()
+            return
+        views = await self._gateways.poll()
+        now = self._clock()
+        self._notes.gateways = tuple(views)
+        models = {(m.metadata.namespace, m.metadata.name): m for m in models_in(self._store)}
+        self._memory = {key: memory for key, memory in self._memory.items() if key in models}
+        self._notes.keep(models)
+        reports = [GatewayReport(view.name, now, view.state) for view in views]
+        samples = merge(reports, now, models)
+        for key, model in models.items():
+            self._look(key, model, samples[key], now)
+        moment = datetime.fromtimestamp(now, UTC)
+        for key, raw in self._store.all(TENANTS).items():
+            if self._tenants.differs(raw, moment):
+                self._hands.queue.add((TENANTS, key))
+
+    def _look(self, key: Key, model: Model, sample: Sample, now: float) -> None:
+        slo = self._slo(model)
+        policy = Policy.of(model, slo)
+        memory = self._remember(key, model, policy)
+        memory.window.add(sample)
+        notes = self._notes.of(key)
+        if not notes.scaling.decisions and model.status.scaling is not None:
+            notes.scaling = replace(notes.scaling, decisions=tuple(model.status.scaling.last_decisions))
+        before = (notes.scaling, notes.decision, _essence(notes.engines))
+        notes.engines = engines_of(self._notes.gateways, key)
+        notes.figures = figures(policy, memory.window, sample, now)
+        if model.spec.scaling.mode == "Off":
+            notes.decision, notes.scaling = None, replace(notes.scaling, desired=None, trouble=None)
+        else:
+            self._decide(model, policy, memory, notes, now)
+        after = (notes.scaling, notes.decision, _essence(notes.engines))
+        if before != after or self._shows_less(model, slo, notes, now):
+            self._hands.queue.add((MODELS, key))
+
+    def _remember(self, key: Key, model: Model, policy: Policy) -> _Memory:
+        memory = self._memory.get(key)
+        if memory is None or memory.uid != model.metadata.uid:
+            memory = self._memory[key] = _Memory(Window(policy), model.metadata.uid)
+        memory.window.resize(policy)
+        return memory
+
+    def _decide(self, model: Model, policy: Policy, memory: _Memory, notes: ModelNotes, now: float) -> None:
+        key = (model.metadata.namespace, model.metadata.name)
+        deployment = self._store.get(DEPLOYMENTS, key)
+        if deployment is None:
+            return
+        current = int((deployment.get("spec") or {}).get("replicas", 1))
+        if memory.replicas is not None and memory.replicas != current:
+            memory.changed_at = now
+        memory.replicas = current
+        pods = self._pods(model, deployment)
+        memory.cold_start_s = max(pods.cold_starts, default=memory.cold_start_s)
+        decision = decide(policy, memory.window, replicas_of(current, pods, memory), now, memory.decided)
+        memory.decided = decision.memory
+        self._hands.measures.desired(*key, decision.replicas)
+        self._note(model, memory, notes, decision)
+
+    def _note(self, model: Model, memory: _Memory, notes: ModelNotes, decision: Decision) -> None:
+        """Hand a change to reconcile once, with an Event; under Advise, and beside another scaler, only show it."""
+        acts = model.spec.scaling.mode == "Auto" and notes.other_manager is None
+        view = replace(notes.scaling, desired=decision.replicas)
+        if acts:
+            fresh = decision.changes and notes.decision != decision.replicas
+            if decision.changes:
+                notes.decision = decision.replicas
+        else:
+            fresh = decision.changes and notes.scaling.desired != decision.replicas
+            notes.decision = None
+        if fresh and notes.other_manager is None:
+            view = replace(view, decisions=(decision.as_status(), *view.decisions)[:DECISIONS_KEPT])
+        if fresh and acts:
+            self._announce(model, decision)
+        notes.scaling = _usability(view, memory, decision)
+
+    def _announce(self, model: Model, decision: Decision) -> None:
+        metadata = model.metadata
+        fields = {"kind": MODELS.kind, "namespace": metadata.namespace, "object": metadata.name}
+        log.info("replicas were decided: %s", decision.message, extra={**fields, "reason": decision.reason.value})
+        self._hands.measures.decided(metadata.namespace, metadata.name, decision.reason.value)
+        raw = self._store.get(MODELS, (metadata.namespace, metadata.name))
+        if raw is not None:
+            kind = "ScaledUp" if decision.replicas > decision.current else "ScaledDown"
+            self._hands.recorder.record(MODELS, raw, Note("Normal", kind, "Scale", decision.message))
+
+    def _shows_less(self, model: Model, slo: ServiceLevelObjective | None, notes: ModelNotes, now: float) -> bool:
+        """True where the status should show other live figures."""
+        shown = model.status.service_level
+        spec = BUILTIN_SLO if slo is None else slo.spec
+        return class_statuses(shown, notes.figures, spec, datetime.fromtimestamp(now, UTC)) != shown
+
+    def _slo(self, model: Model) -> ServiceLevelObjective | None:
+        ref = model.spec.service_level_ref
+        if ref is None:
+            return None
+        return find(self._store, SLOS, ServiceLevelObjective, (model.metadata.namespace, ref.name))
+
+    def _pods(self, model: Model, deployment: Object) -> PodReport:
+        template = ((deployment.get("spec") or {}).get("template") or {}).get("metadata") or {}
+        revision = str((template.get("labels") or {}).get(labels.REVISION, ""))
+        selector = labels.model_selector(model.metadata.name).items()
+        namespace = model.metadata.namespace
+        pods = self._store.in_namespace(PODS, namespace)
+        return report((p for p in pods if selector <= (p["metadata"].get("labels") or {}).items()), revision)
+
+
+def replicas_of(current: int, pods: PodReport, memory: _Memory) -> Replicas:
+    """The supply: a pod of an older revision serves, too, until its successor is ready."""
+    return Replicas(
+        current=current,
+        ready=pods.all_ready,
+        pending=max(0, current - pods.all_ready),
+        unschedulable=min(pods.unschedulable, max(0, current - pods.all_ready)),
+        terminating=pods.terminating,
+        changed_at=memory.changed_at,
+        cold_start_s=memory.cold_start_s,
+    )
+
+
+def figures(policy: Policy, window: Window, sample: Sample, now: float) -> tuple[ClassFigures, ...]:
+    """What the status may show; nothing while no gateway has told of the Model."""
+    if not sample.gateways:
+        return ()
+    ages = queue_ages(policy, sample)
+    ended = goodput(policy, window, now, FIGURES_S)
+    return tuple(
+        ClassFigures(
+            c.name,
+            goodput=None if not ended[c.name].offered else ended[c.name].good / ended[c.name].offered,
+            queue_age_s=ages.get(c.name),
+        )
+        for c in policy.classes
+    )
+
+
+def engines_of(gateways: Sequence[GatewayView], key: Key) -> tuple[EngineReport, ...]:
+    """The freshest report of each engine of a Model, over all gateways."""
+    found: dict[str, EngineReport] = {}
+    for gateway in gateways:
+        for model in gateway.state.models if gateway.state is not None else ():
+            if (model.namespace, model.name) != key:
+                continue
+            for engine in model.engines:
+                known = found.get(engine.pod)
+                if engine.state is not None and (known is None or (engine.age_s or 0.0) < (known.age_s or 0.0)):
+                    found[engine.pod] = engine
+    return tuple(found[pod] for pod in sorted(found))
+
+
+def _essence(engines: Sequence[EngineReport]) -> Mapping[str, object]:
+    """What a status shows of engines: it changes seldom."""
+    return {e.pod: (e.state.model, e.state.engine, e.state.total) for e in engines if e.state is not None}
+
+
+def _usability(view: ScalingView, memory: _Memory, decision: Decision) -> ScalingView:
+    """Say that the inputs are unusable only after some seconds, and since when."""
+    if decision.reason not in UNUSABLE:
+        memory.unusable_since = None
+        return replace(view, trouble=None)
+    if memory.unusable_since is None:
+        memory.unusable_since = decision.at
+    if decision.at - memory.unusable_since < UNUSABLE_S:
+        return view
+    message = f"replicas are held: no usable input since {iso(memory.unusable_since)}"
+    return replace(view, trouble=(decision.reason.value, message))

@@ -1,0 +1,44 @@
+"""Keeps each Model's attainment over its objective's window, where a Prometheus is configured."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headrace.api.model import Model
+from headrace.api.slo import BUILTIN_SLO
+from headrace.cluster.lease import Leader
+from headrace.cluster.resources import MODELS
+from headrace.controller.objects import models_in, references_of
+from headrace.controller.queue import KeyedQueue
+from headrace.controller.shared import Notes
+from headrace.controller.store import Store
+from headrace.controller.work import Work
+from headrace.metrics.history import History, words
+
+EVERY_S = 60.0
+
+
+class Chronicle:
+    """`run()` ends only when cancelled."""
+
+    def __init__(self, store: Store, notes: Notes, history: History, leader: Leader, queue: KeyedQueue[Work]):
+        self._store, self._notes, self._history = store, notes, history
+        self._leader, self._queue = leader, queue
+
+    async def run(self) -> None:
+        """Look each minute while leading."""
+        while True:
+            if self._leader.leading:
+                for model in list(models_in(self._store)):
+                    await self.look(model)
+            await asyncio.sleep(EVERY_S)
+
+    async def look(self, model: Model) -> None:
+        """Ask for one Model; reconcile it where the sentence changed."""
+        key = (model.metadata.namespace, model.metadata.name)
+        window = (references_of(self._store, model).slo or BUILTIN_SLO).window
+        sentence = words(await self._history.attainment(*key, window), window)
+        notes = self._notes.of(key)
+        if sentence != notes.history:
+            notes.history = sentence
+            self._queue.add((MODELS, key))
