@@ -11,9 +11,10 @@ import msgspec
 from headrace_wire.protocol import PAGE_TOKENS
 from headrace_wire.shape import DTYPE_BYTES, ModelShape
 
-RUNTIME_BYTES_CPU = 512 * 2**20  # interpreter, torch and both processes of an engine on a CPU
+RUNTIME_BYTES_CPU = 448 * 2**20  # interpreter, torch and both processes of an engine on a CPU; 370 Mi were measured
 RUNTIME_BYTES_ACCELERATOR = 1536 * 2**20  # device context, libraries' workspaces, communicators
-LOGIT_BYTES = 8  # of one logit: float32, and a working copy while sampling
+LOGIT_BYTES = 24  # of one logit while sampling: float32 logits, probabilities and noise, and copies of them
+STEP_SLACK_BYTES = 64 * 2**20  # index tensors, fragmentation
 
 
 class ParallelismError(ValueError):
@@ -23,7 +24,7 @@ class ParallelismError(ValueError):
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine runs a model, as far as its memory depends on it."""
 
-    dtype: str = "auto"  # of weights, activations and KV; auto: the checkpoint's
+    dtype: str = "auto"  # of weights, activations and KV; auto: see element_bytes
     tensor: int = 1  # ranks that share each layer
     pipeline: int = 1  # stages that share the layers
     max_sequences: int = 64
@@ -38,7 +39,13 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     layers: int
     weights: int
     kv_per_token: int  # over the stage's layers
-    overhead: int
+    runtime: int  # what the engine's processes hold besides; an estimate, where the engine itself measures
+    step: int  # what a full step needs besides
+
+    @property
+    def overhead(self) -> int:
+        """All but weights and KV."""
+        return self.runtime + self.step
 
     @property
     def page_bytes(self) -> int:
@@ -51,8 +58,10 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def element_bytes(shape: ModelShape, dtype: str = "auto") -> int:
-    """Bytes of one number. Raises ValueError for an unknown dtype."""
-    name = shape.dtype if dtype == "auto" else dtype
+    """Bytes of one number. auto: a float32 checkpoint runs as it is, all others in bfloat16. Raises ValueError."""
+    name = dtype
+    if dtype == "auto":
+        name = "float32" if shape.dtype == "float32" else "bfloat16"
     if name not in DTYPE_BYTES:
         raise ValueError(f"dtype {name!r} is unknown; known: auto, {', '.join(DTYPE_BYTES)}")
     return DTYPE_BYTES[name]
@@ -102,19 +111,18 @@ def _stage_weights(shape: ModelShape, load: Load, stage: int, layers: int) -> in
     return layers * _layer_weights(shape, load.tensor) + tables * embedding + (shape.hidden if last else 0)
 
 
-def _overhead(shape: ModelShape, load: Load) -> int:
-    """Runtime, the widest activations of a full step, and the logits of every sequence."""
-    runtime = RUNTIME_BYTES_ACCELERATOR if load.accelerator else RUNTIME_BYTES_CPU
-    attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim  # q, k, v and the output
-    width = 2 * shape.hidden + max(attention, 3 * shape.intermediate) // load.tensor
+def step_bytes(shape: ModelShape, load: Load) -> int:
+    """A bound of a full step's own memory: activations of the widest layer, and sampling for every sequence."""
+    width = 6 * shape.hidden + 3 * shape.intermediate // load.tensor
     activations = load.max_batch_tokens * width * element_bytes(shape, load.dtype)
-    return runtime + activations + load.max_sequences * shape.vocab * LOGIT_BYTES
+    return activations + load.max_sequences * shape.vocab * LOGIT_BYTES + STEP_SLACK_BYTES
 
 
 def footprints(shape: ModelShape, load: Load) -> tuple[Footprint, ...]:
     """One entry per pipeline stage. Raises ParallelismError."""
     check_degrees(shape, load.tensor, load.pipeline)
-    size, overhead = element_bytes(shape, load.dtype), _overhead(shape, load)
+    size, step = element_bytes(shape, load.dtype), step_bytes(shape, load)
+    runtime = RUNTIME_BYTES_ACCELERATOR if load.accelerator else RUNTIME_BYTES_CPU
     kv_per_layer = shape.kv_elements_per_token(load.tensor) // shape.layers * size
     return tuple(
         Footprint(
@@ -122,7 +130,8 @@ def footprints(shape: ModelShape, load: Load) -> tuple[Footprint, ...]:
             layers=layers,
             weights=_stage_weights(shape, load, stage, layers) * size,
             kv_per_token=layers * kv_per_layer,
-            overhead=overhead,
+            runtime=runtime,
+            step=step,
         )
         for stage, layers in enumerate(stage_layers(shape.layers, load.pipeline))
     )

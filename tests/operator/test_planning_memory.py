@@ -34,7 +34,8 @@ def test_shared_vectors(case: dict[str, Any]) -> None:
     assert case["expect"] == {
         "weights": part.weights,
         "kv_per_token": part.kv_per_token,
-        "overhead": part.overhead,
+        "runtime": part.runtime,
+        "step": part.step,
         "pages": found.pool_pages,
     }
 
@@ -72,25 +73,25 @@ VERDICTS = {
     "fits": (
         demo_fit(),
         Verdict.FITS,
-        "weights 4.1Mi + overhead 513Mi leave 404.4Mi of 921.6Mi (90 % of 1Gi) for KV: 134 requests of 2048 tokens at "
-        "one time",
+        "weights 4.1Mi + overhead 513.6Mi leave 403.9Mi of 921.6Mi (90 % of 1Gi) for KV: 134 requests of 2048 tokens "
+        "at one time",
     ),
     "no limit": (
         demo_fit(capacity=None),
         Verdict.CAPACITY_UNKNOWN,
-        "weights 4.1Mi + overhead 513Mi, and one request of 2048 tokens needs 3Mi; pod.resources.limits.memory is not "
-        "set, so nothing bounds the engine",
+        "weights 4.1Mi + overhead 513.6Mi, and one request of 2048 tokens needs 3Mi; pod.resources.limits.memory is "
+        "not set, so nothing bounds the engine",
     ),
     "weights": (
         demo_fit(capacity=512 * 2**20),
         Verdict.WEIGHTS_TOO_LARGE,
-        "weights 4.1Mi + overhead 513Mi need 517.2Mi, which leaves no page of KV in 460.8Mi (90 % of 512Mi)",
+        "weights 4.1Mi + overhead 513.6Mi need 517.7Mi, which leaves no page of KV in 460.8Mi (90 % of 512Mi)",
     ),
     "context": (
         demo_fit(capacity=576 * 2**20),
         Verdict.CONTEXT_TOO_LARGE,
-        "weights 4.1Mi + overhead 513Mi leave 1.2Mi of 518.4Mi (90 % of 576Mi) for KV, but one request of 2048 tokens "
-        "needs 3Mi; at most 768 tokens fit",
+        "weights 4.1Mi + overhead 513.6Mi leave 672Ki of 518.4Mi (90 % of 576Mi) for KV, but one request of 2048 "
+        "tokens needs 3Mi; at most 384 tokens fit",
     ),
     "beyond the model": (
         demo_fit(max_tokens=4096),
@@ -113,8 +114,8 @@ def test_status_shows_the_arithmetic() -> None:
         "capacity": "1Gi",
         "weights": "4.1Mi",
         "kvPerToken": "1.5Ki",
-        "overhead": "513Mi",
-        "kvPool": "404.4Mi",
+        "overhead": "513.6Mi",
+        "kvPool": "403.9Mi",
         "fullLengthSequences": 134,
     }
 

@@ -55,7 +55,8 @@ class Precision(ApiType):
     """Number formats."""
 
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
-        "auto", description="Format of weights, activations and the KV cache. auto: the checkpoint's."
+        "auto",
+        description="Of weights, activations and the KV cache. auto: float32 if the checkpoint is, else bfloat16.",
     )
 
 

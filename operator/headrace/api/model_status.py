@@ -48,7 +48,7 @@ class MemoryStatus(ApiType):
     capacity: str = Field("", description="Memory of the accelerator, or the container's memory limit.")
     weights: str = Field("", description="Weights on a rank.")
     kv_per_token: str = Field("", description="Keys and values of one token on a rank.")
-    overhead: str = Field("", description="Runtime, activations and logits of a full step.")
+    overhead: str = Field("", description="The runtime, and what a full step needs.")
     kv_pool: str = Field("", description="What is left for keys and values.")
     full_length_sequences: Count = Field(0, description="Requests of full length that fit at one time.")
 

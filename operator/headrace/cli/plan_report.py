@@ -102,7 +102,7 @@ def _memory(plan: ModelPlan) -> Iterator[str]:
         rows = [("capacity", fit.capacity, ""), ("budget", budget, f"{fit.memory_percent} % of the capacity")]
     rows += [
         ("weights", part.weights, _count(part.layers, "layer")),
-        ("overhead", part.overhead, "runtime, activations of a full step, logits"),
+        ("overhead", part.overhead, "runtime, and what a full step needs"),
     ]
     if fit.capacity is not None:
         rows.append(("KV pool", fit.pool, f"{fit.pool_pages:,} pages of {PAGE_TOKENS} tokens, one of them a dummy"))
