@@ -15,7 +15,7 @@ from cluster.cgroups import Groups
 from cluster.errors import ClusterError, require_root
 from cluster.instance import Instance
 from cluster.network import enter
-from cluster.oci import Store
+from cluster.storage import Storage
 
 EPILOG = "Results are cached below ~/.cache/headrace ($HEADRACE_CACHE says where else)."
 
@@ -100,4 +100,7 @@ def _exec(arguments: argparse.Namespace) -> None:
 def _load(arguments: argparse.Namespace) -> None:
     images = Instance(arguments.name).images()
     for name in arguments.images:
-        images.load(Store.default(), name)
+        image = Storage.default().find(name)
+        if image is None:
+            raise ClusterError(f"no image {name}: run `PYTHONPATH=e2e python3 -m cluster images` first")
+        images.load(image)

@@ -14,7 +14,7 @@ from cluster.cgroups import Groups
 from cluster.client import Client
 from cluster.errors import ClusterError, require_root, require_tools
 from cluster.nodeimages import NodeImages
-from cluster.oci import Store
+from cluster.oci import Image
 from cluster.paths import Layout
 from cluster.pki import Pair
 from cluster.process import succeeds, tail_of_file, wait_until
@@ -87,7 +87,7 @@ def up(name: str, gpus: int | None = None) -> Instance:
     require_tools(*TOOLS)
     instance = Instance(addresses.check_name(name))
     kube = binaries.kube()
-    pause_image = pause.ensure(Store.default())
+    pause_image = pause.image()
     with instance.locked():
         record = Record.load(instance.layout.record)
         problems = instance.problems()
@@ -100,7 +100,7 @@ def up(name: str, gpus: int | None = None) -> Instance:
                 teardown.down(plan, instance.layout)
             plan = instance.plan()
             with step("up", f"starting instance {name} in network namespace {plan.namespace}", "15 s"):
-                _Start(instance, Record(plan, str(kube), pause_image)).run()
+                _Start(instance, Record(plan, str(kube), pause_image.name), pause_image).run()
         plan = instance.plan()
         if gpus is None:
             return instance
@@ -121,7 +121,8 @@ def down(name: str, purge: bool = False) -> None:
 class _Start:
     """One start, step by step; what it began is written down before anything can fail."""
 
-    def __init__(self, instance: Instance, record: Record) -> None:
+    def __init__(self, instance: Instance, record: Record, pause_image: Image) -> None:
+        self._pause = pause_image
         self._instance = instance
         self._layout = instance.layout
         self._plan = record.plan
@@ -140,7 +141,7 @@ class _Start:
         commands = parts.commands(plan, layout, self._record.kube, credentials)
         self._spawn(commands, BEFORE_API)
         self._await("containerd", "containerd", self._containerd_answers)
-        self._instance.images().load(Store.default(), self._record.pause)
+        self._instance.images().load(self._pause)
         self._await("API server ready", "kube-apiserver", self._client.ready)
         self._spawn(commands, AFTER_API)
         for path, item in configs.dns_access().items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.errors import ClusterError
-from cluster.oci import Image, Store, write_archive
+from cluster.oci import Image, write_archive
 from cluster.process import run, tail_of
 from cluster.progress import say, step
 
@@ -34,21 +34,19 @@ class NodeImages:
         """Digests of blobs the node has."""
         return set(run(self._ctr("content", "ls", "--quiet")).split())
 
-    def load(self, store: Store, name: str) -> None:
+    def load(self, image: Image) -> None:
         """Bring one image in, sending only blobs that the node lacks; nothing if it is there."""
-        image = store.find(name)
-        if image is None:
-            raise ClusterError(f"no image {name} in {store.folder}: run `PYTHONPATH=e2e python3 -m cluster images`")
         if image.full_name in self.ready():
-            say("load", f"{name} is already there")
+            say("load", f"{image.name} is already there")
             return
-        missing = sum(store.blob(digest).stat().st_size for digest in set(image.blobs) - self.present())
+        present = self.present()
+        missing = sum(blob.size for blob in image.blobs if blob.digest not in present)
         usual = "1 min" if missing > 1e9 else ""
-        with step("load", f"importing {name}: {missing / 1e6:.0f} MB that the node lacks", usual):
-            self._import(store, image)
-        self._forget_old(name)
+        with step("load", f"importing {image.name}: {missing / 1e6:.0f} MB that the node lacks", usual):
+            self._import(image, present)
+        self._forget_old(image.name)
 
-    def _import(self, store: Store, image: Image) -> None:
+    def _import(self, image: Image, present: set[str]) -> None:
         command = self._ctr("images", "import", "--snapshotter", "overlayfs", "-")
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -56,7 +54,7 @@ class NodeImages:
             if importer.stdin is None or importer.stdout is None:
                 raise ClusterError("ctr: no pipe")
             try:
-                write_archive(store, image, self.present(), importer.stdin)
+                write_archive(image, image.full_name, importer.stdin, present)
                 importer.stdin.close()
             except BrokenPipeError:
                 pass  # ctr has ended; its own message says more

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from cluster import binaries, cache
-from cluster.oci import Store, file_layer
+from cluster import binaries, cache, platform
+from cluster.oci import Blob, Image, file_layer, single_layer
 
 
-def ensure(store: Store) -> str:
-    """The name of the pause image, built and put into the store if it is not there."""
-    binary = binaries.build(binaries.PAUSE)
-    content = binary.read_bytes()
+def image() -> Image:
+    """The pause image, its binary compiled if it is not in the cache."""
+    content = binaries.build(binaries.PAUSE).read_bytes()
     name = f"headrace/pause:{cache.key_of({'pause': content})}"
-    if store.find(name) is None:
-        store.put(name, file_layer({"pause": content}), {"Entrypoint": ["/pause"], "User": "65535:65535"})
-    return name
+    config = {"Entrypoint": ["/pause"], "User": "65535:65535"}
+    return single_layer(name, Blob.of(file_layer({"pause": content})), config, platform.architecture())
