@@ -62,7 +62,7 @@ class Filler:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Everything that is written by hand; `withheld` holds (term id, question) pairs kept for the evaluation."""
+    """Everything that is written by hand; `withheld` holds definition questions kept for the evaluation."""
 
     terms: tuple[Term, ...]
     intents: tuple[Intent, ...]
@@ -71,7 +71,7 @@ class Corpus:
     suffixes: tuple[str, ...]
     unknown: Unknown
     filler: Filler
-    withheld: frozenset[tuple[str, str]]
+    withheld: tuple[tuple[str, Term], ...]  # question, term
 
     def answers(self) -> list[str]:
         """Every answer once, in a stable order."""
@@ -85,7 +85,8 @@ class Corpus:
         for phrases in self.templates.values():
             for template in phrases.held:
                 questions += [template.replace("{x}", name) for term in self.terms for name in term.names]
-        return frozenset(normal(text) for text in questions) | {question for _, question in self.withheld}
+        questions += [question for question, _ in self.withheld]
+        return frozenset(normal(text) for text in questions)
 
 
 def expand(pattern: str) -> list[str]:
@@ -128,13 +129,13 @@ def _intents() -> tuple[Intent, ...]:
     )
 
 
-def _withhold(terms: tuple[Term, ...], define: Phrases) -> frozenset[tuple[str, str]]:
+def _withhold(terms: tuple[Term, ...], define: Phrases) -> tuple[tuple[str, Term], ...]:
     rng = random.Random(20_24)
-    pairs: set[tuple[str, str]] = set()
-    for term in terms:
-        for template in rng.sample(define.say, WITHHELD):
-            pairs.add((term.id, normal(template.replace("{x}", rng.choice(term.names)))))
-    return frozenset(pairs)
+    return tuple(
+        (template.replace("{x}", rng.choice(term.names)), term)
+        for term in terms
+        for template in rng.sample(define.say, WITHHELD)
+    )
 
 
 def load() -> Corpus:
