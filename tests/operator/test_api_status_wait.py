@@ -11,7 +11,7 @@ from cluster.apionly import ApiServer
 
 pytestmark = pytest.mark.apiserver
 
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "Model": {"source": {"uri": "builtin://demo"}},
     "Tenant": {},
     "ServiceLevelObjective": {"classes": [{"name": "c", "ttft": "1s", "tpot": "1s", "maxQueueAge": "1s"}]},

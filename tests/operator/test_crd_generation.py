@@ -83,7 +83,7 @@ def test_python_and_schema_agree_on_defaults(kind: Kind) -> None:
     spec_type = kind.type.model_fields["spec"].annotation
     assert isinstance(spec_type, type) and issubclass(spec_type, BaseModel)
     schema = schema_of(kind)["properties"]["spec"]
-    required = {"source": {"uri": "builtin://demo"}} if kind.name == "Model" else {}
+    required: dict[str, Any] = {"source": {"uri": "builtin://demo"}} if kind.name == "Model" else {}
     if kind.name == "ServiceLevelObjective":
         required = {"classes": [{"name": "a", "ttft": "1s", "tpot": "1s", "maxQueueAge": "1s"}]}
     filled = {name: child["default"] for name, child in schema["properties"].items() if "default" in child}
