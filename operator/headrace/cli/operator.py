@@ -94,8 +94,8 @@ def _peer(text: str | None) -> Mapping[str, Any] | None:
         peer = json.loads(text)
     except ValueError as error:
         raise UsageError(f"operator: --scraper is no JSON: {error}") from error
-    if not isinstance(peer, dict) or not peer.keys() <= {"podSelector", "namespaceSelector"}:
-        raise UsageError("operator: --scraper must be an object with podSelector, namespaceSelector or both")
+    if not isinstance(peer, dict) or not peer.keys() <= {"podSelector", "namespaceSelector", "ipBlock"}:
+        raise UsageError("operator: --scraper must be a NetworkPolicyPeer: podSelector, namespaceSelector or ipBlock")
     return peer or None
 
 
