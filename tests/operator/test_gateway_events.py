@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -43,9 +44,7 @@ def test_no_byte_is_lost_but_a_last_line_feed(parts: list[bytes], data: st.DataO
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
     bounds = [0, *cuts, len(stream)]
     splitter = Splitter()
-    raws = [
-        event.raw for a, b in zip(bounds, bounds[1:], strict=False) for event in splitter.feed(stream[a:b])
-    ]
+    raws = [event.raw for a, b in itertools.pairwise(bounds) for event in splitter.feed(stream[a:b])]
     joined = b"".join(raws)
     assert stream.startswith(joined) and stream[len(joined) :] in (b"", b"\n")
 

@@ -38,7 +38,7 @@ async def peer(script: Script) -> AsyncIterator[int]:
 
 
 async def ask(pool: Pool, port: int) -> tuple[int, bytes]:
-    connection, head = await pool.start("127.0.0.1", port, REQUEST, WAIT)
+    connection, head = await pool.start("127.0.0.1", port, lambda: REQUEST, WAIT)
     body = await connection.read_all(1 << 20, WAIT)
     connection.release()
     return head.status, body
@@ -153,7 +153,7 @@ def test_a_silent_engine_is_a_timeout(sent: bytes) -> None:
 
         async with peer(script) as port:
             with pytest.raises(UpstreamError) as caught:
-                connection, _ = await Pool().start("127.0.0.1", port, REQUEST, 0.05)
+                connection, _ = await Pool().start("127.0.0.1", port, lambda: REQUEST, 0.05)
                 await connection.read_all(100, 0.05)
             assert caught.value.failure is Failure.TIMEOUT
             await asyncio.wait_for(left.wait(), WAIT)
@@ -174,7 +174,7 @@ def test_aborting_closes_the_engines_side() -> None:
                 left.set()
 
         async with peer(script) as port:
-            connection, _ = await Pool().start("127.0.0.1", port, REQUEST, WAIT)
+            connection, _ = await Pool().start("127.0.0.1", port, lambda: REQUEST, WAIT)
             connection.abort()
             await asyncio.wait_for(left.wait(), 1)
 
@@ -195,7 +195,7 @@ def test_an_unread_answer_is_not_buffered() -> None:
                 sent += 65536
 
         async with peer(script) as port:
-            connection, _ = await Pool().start("127.0.0.1", port, REQUEST, WAIT)
+            connection, _ = await Pool().start("127.0.0.1", port, lambda: REQUEST, WAIT)
             before = -1
             while sent != before:  # until the writer is stuck
                 before = sent
@@ -221,12 +221,13 @@ def test_an_answer_given_back_early_still_frees_its_connection() -> None:
             writer.write(OK)
 
         async with peer(script) as port:
-            connection, _ = await pool.start("127.0.0.1", port, REQUEST, WAIT)
+            connection, _ = await pool.start("127.0.0.1", port, lambda: REQUEST, WAIT)
             assert await connection.read(WAIT) == b"ok"
             connection.release()
             go_on.set()
-            while not pool.idle():
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(WAIT):
+                while not pool.idle():  # noqa: ASYNC110  the pool gives no event for it
+                    await asyncio.sleep(0.01)
             assert await ask(pool, port) == (200, b"ok")
             assert pool.opened == 1
 

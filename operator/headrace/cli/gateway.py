@@ -26,7 +26,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     option("host", "0.0.0.0", "address to listen on")
     option("port", 8080, "port for clients", int)
     option("state-port", 9090, "port of state, metrics and health", int)
-    option("max-body-bytes", 8 * 1024 * 1024, "longest body", int)
+    option("max-body-bytes", 3 * 1024 * 1024, "longest body", int)
     option("default-output-tokens", 1024, "output limit where a client gives none", int)
     option("first-byte-seconds", 120.0, "for an engine's first byte; 0: no limit", float)
     option("idle-seconds", 60.0, "between two pieces of an answer; 0: no limit", float)

@@ -71,7 +71,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
         """What template and engine see: text parts joined."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
-        plain = {"role": self.role, "content": text}
+        plain = {"role": "system" if self.role == "developer" else self.role, "content": text}
         if self.name is not None:
             plain["name"] = self.name
         return plain
@@ -100,6 +100,8 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     # accepted with the value that changes nothing:
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_p: float | None = None
     logit_bias: dict[str, float] | None = None
     # ignored:
     user: Anything = Anything()
@@ -170,6 +172,8 @@ _COMPLETION = msgspec.json.Decoder(CompletionBody)
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "min_p": (None, 0),
     "logit_bias": (None, {}),
     "logprobs": (None, False),
     "top_logprobs": (None, 0),

@@ -81,12 +81,12 @@ class Call:
         """What it may cost."""
         return Ask(self.prompt_tokens, self.output_limit, self.body.choices)
 
-    def hints(self, gateway: str, now: float, request_s: float, attempt: int) -> RequestHints:
-        """What the engine is told beside the body; durations are from `now` on."""
+    def hints(self, gateway: str, now: float, request_s: float, sent: int) -> RequestHints:
+        """What an engine is told beside the body; durations are from `now` on; `sent`: how often it was sent before."""
         waited, service = now - self.times.arrived, self.target.service
         limit = request_s if self.deadline_s is None else min(request_s, self.deadline_s)
         return RequestHints(
-            id=self.id if attempt == 0 else f"{self.id}.{attempt}",
+            id=self.id if sent == 0 else f"{self.id}.{sent}",
             holder=gateway,
             priority=service.priority,
             ttft_ms=max(0.0, service.ttft_s - waited) * 1000,

@@ -17,6 +17,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
+PATIENCE = 4  # times the limit
 
 JSON = (b"content-type", b"application/json")
 SSE: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -31,21 +32,32 @@ class ClientGone(Exception):
 
 
 async def read_body(receive: Receive, limit: int, wait_s: float) -> bytearray:
-    """The whole body. Raises RequestError (too large, too slow) or ClientGone."""
+    """The whole body. Raises RequestError (too large, too slow) or ClientGone.
+
+    A body above the limit is read on without being kept, up to PATIENCE times the limit: a client that still writes
+    when the connection closes may never see the answer.
+    """
     body = bytearray()
+    size = 0
     try:
         async with asyncio.timeout(wait_s):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGone(Reason.CANCELLED)
-                body += message.get("body", b"")
-                if len(body) > limit:
-                    raise too_large(limit)
-                if not message.get("more_body", False):
-                    return body
+                piece = message.get("body", b"")
+                size += len(piece)
+                if size <= limit:
+                    body += piece
+                else:
+                    body.clear()
+                if not message.get("more_body", False) or size > PATIENCE * limit:
+                    break
     except TimeoutError as error:
         raise RequestError(Reason.INVALID_REQUEST, f"the body did not arrive within {wait_s:g} s") from error
+    if size > limit:
+        raise too_large(limit)
+    return body
 
 
 def too_large(limit: int) -> RequestError:

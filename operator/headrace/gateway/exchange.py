@@ -78,6 +78,7 @@ class Exchange:
         self._ticket = ticket
         self._account = account
         self._down = down
+        self._sent = 0  # times that the request was sent to an engine
         body = call.body
         wish = Wish(
             chat=body.prompt_field == "messages",
@@ -97,7 +98,7 @@ class Exchange:
             try:
                 if attempt == 0:
                     await self._dispatched(engine)
-                await self._attempt(engine, attempt)
+                await self._attempt(engine)
                 return
             except (UpstreamError, EngineRefused) as error:
                 self._note_failure(engine, error)
@@ -134,13 +135,20 @@ class Exchange:
             if refusal is not None:
                 raise refusal.error()
 
-    async def _attempt(self, engine: Engine, attempt: int) -> None:
+    def _request(self, engine: Engine) -> bytes:
+        """The request as the engine gets it; each time under another id."""
+        call, stage = self._call, self._stage
+        hints = call.hints(stage.settings.gateway, stage.clock(), stage.settings.request_s, self._sent)
+        self._sent += 1
+        return call.dialect.encode(engine.address.netloc, call.output_limit, hints)
+
+    async def _attempt(self, engine: Engine) -> None:
         """Raises UpstreamError, EngineRefused."""
         call, stage, address = self._call, self._stage, engine.address
         settings = stage.settings
-        hints = call.hints(settings.gateway, stage.clock(), settings.request_s, attempt)
-        request = call.dialect.encode(address.netloc, call.output_limit, hints)
-        connection, head = await stage.pool.start(address.host, address.port, request, settings.first_s)
+        connection, head = await stage.pool.start(
+            address.host, address.port, lambda: self._request(engine), settings.first_s
+        )
         try:
             if head.status != 200:
                 raise _refusal(head, await connection.read_all(MAX_ERROR, settings.idle_s))

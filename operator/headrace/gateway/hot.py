@@ -10,7 +10,17 @@ from headrace.admission.quota import QuotaLedger, Reservation
 from headrace.gateway.account import Account
 from headrace.gateway.body import Body, decode_chat, decode_completion
 from headrace.gateway.call import Call, check_context, client_deadline, context_of, new_id, output_limit, shown_id
-from headrace.gateway.client import ClientGone, Downstream, Presence, Receive, Scope, Send, read_body, too_large
+from headrace.gateway.client import (
+    PATIENCE,
+    ClientGone,
+    Downstream,
+    Presence,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    too_large,
+)
 from headrace.gateway.counting import estimate
 from headrace.gateway.dialects import CHAT_PATH, COMPLETION_PATH
 from headrace.gateway.dispatch import Dispatcher
@@ -74,7 +84,7 @@ class Gateway:
             raise RequestError(Reason.NO_CAPACITY, "the gateway has not read the cluster yet", retry_after=1)
         tenant = authenticate(headers.get(b"authorization"), world.keys, self._stage.wall())
         length = headers.get(b"content-length", b"")
-        if length.isdigit() and int(length) > settings.body_bytes:
+        if length.isdigit() and int(length) > PATIENCE * settings.body_bytes:
             raise too_large(settings.body_bytes)
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise RequestError(Reason.INVALID_REQUEST, "compressed bodies are not supported")

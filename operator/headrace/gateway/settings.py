@@ -10,7 +10,7 @@ class Settings:
     """Limits of one gateway."""
 
     gateway: str  # id: the pod's name; engines know our requests by it
-    body_bytes: int = 8 * 1024 * 1024  # a longer body is refused with 413
+    body_bytes: int = 3 * 1024 * 1024  # a longer body is refused with 413; engines take 4 MiB
     body_s: float = 30.0  # for a body to arrive
     hold_s: float = 10.0  # headers are withheld so long at most from clients that stream
     beat_s: float = 10.0  # between the comments that keep a waiting stream open

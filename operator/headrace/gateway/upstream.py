@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
@@ -277,10 +278,11 @@ class Pool:
         self._idle: dict[tuple[str, int], list[Connection]] = {}
         self.opened = 0  # connections ever made
 
-    async def start(self, host: str, port: int, request: bytes, wait_s: float) -> tuple[Connection, Head]:
+    async def start(self, host: str, port: int, make: Callable[[], bytes], wait_s: float) -> tuple[Connection, Head]:
         """Send a whole request and wait for the head of its answer, `wait_s` seconds at most (0: for ever).
 
-        A kept connection that the engine closed meanwhile, without a byte of answer, is replaced by a new one, once.
+        A kept connection that the engine closed meanwhile, without a byte of answer, is replaced by a new one, once;
+        `make` is called each time.
         Raises UpstreamError; closes the connection if cancelled.
         """
         idle = self._idle.get((host, port))
@@ -289,13 +291,13 @@ class Pool:
             if not kept.usable:
                 continue
             try:
-                return kept, await _exchange(kept, request, wait_s)
+                return kept, await _exchange(kept, make(), wait_s)
             except UpstreamError as error:
                 if not error.untouched or error.failure is Failure.TIMEOUT:
                     raise
                 break
         fresh = await self._connect(host, port)
-        return fresh, await _exchange(fresh, request, wait_s)
+        return fresh, await _exchange(fresh, make(), wait_s)
 
     async def fetch(self, host: str, port: int, path: str, limit: int, wait_s: float = 10.0) -> tuple[int, bytes]:
         """GET a path: its status and its body of at most `limit` bytes, with `wait_s` seconds for each piece.
@@ -304,7 +306,7 @@ class Pool:
         """
         netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         request = f"GET {path} HTTP/1.1\r\nhost: {netloc}\r\naccept: application/json\r\n\r\n".encode()
-        connection, head = await self.start(host, port, request, wait_s)
+        connection, head = await self.start(host, port, lambda: request, wait_s)
         try:
             data = await connection.read_all(limit, wait_s)
         except BaseException:

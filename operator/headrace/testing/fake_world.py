@@ -6,8 +6,9 @@ async with serving(world) as gateway:
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -70,6 +71,13 @@ def set_engines(world: World, *engines: FakeEngine, model: str = "m") -> None:
     world.notify()
 
 
+async def eventually(check: Callable[[], Awaitable[bool]], within_s: float = 5.0) -> None:
+    """Returns once the check holds. Raises TimeoutError."""
+    async with asyncio.timeout(within_s):
+        while not await check():  # noqa: ASYNC110  the world gives no event for it
+            await asyncio.sleep(0.02)
+
+
 class FakeGateway:
     """A running gateway and what tests ask of it."""
 
@@ -78,12 +86,24 @@ class FakeGateway:
         self.world = service.world
         self.url = f"http://127.0.0.1:{service.port}"
         self.state_url = f"http://127.0.0.1:{service.state_port}"
+        self.openai_url = self.url + "/v1"
+        self.http = httpx.AsyncClient(verify=False, timeout=20)  # plain HTTP: no certificates to read
 
     async def state(self) -> GatewayState:
         """What the operator would see."""
-        async with httpx.AsyncClient() as client:
-            answer = await client.get(self.state_url + "/internal/v1/state")
+        answer = await self.http.get(self.state_url + "/internal/v1/state")
         return msgspec.json.decode(answer.content, type=GatewayState)
+
+    async def idle(self) -> bool:
+        """Nothing is queued, in flight or reserved, and no engine has a request of ours."""
+        state = await self.state()
+        rows = [c for m in state.models for c in m.classes]
+        engines = [e for m in state.models for e in m.engines]
+        return not (
+            any(row.queued or row.in_flight or row.queued_tokens for row in rows)
+            or any(tenant.concurrent_requests for tenant in state.tenants)
+            or any(engine.in_flight for engine in engines)
+        )
 
     async def model(self, name: str = "m") -> ModelState:
         """One Model of the state."""
@@ -100,7 +120,9 @@ async def serving(world: World, **settings: Any) -> AsyncIterator[FakeGateway]:
     defaults: dict[str, Any] = {"gateway": "gw-0", "drain_s": 1.0, "linger_s": 0.0}
     service = Service(world, Settings(**{**defaults, **settings}), Ports("127.0.0.1", 0, 0))
     await service.start()
+    gateway = FakeGateway(service)
     try:
-        yield FakeGateway(service)
+        yield gateway
     finally:
+        await gateway.http.aclose()
         await service.stop()
