@@ -6,16 +6,17 @@ A fresh Debian 12 machine: `setup` once (12 to 14 minutes), then `up --name demo
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from typing import Any
 
-from cluster import instance
+from cluster import binaries, instance, prepare, venv
+from cluster import images as cluster_images
 from cluster.cgroups import Groups
 from cluster.errors import ClusterError, require_root
 from cluster.instance import Instance
 from cluster.network import enter
-from cluster.storage import Storage
 
 EPILOG = "Results are cached below ~/.cache/headrace ($HEADRACE_CACHE says where else)."
 
@@ -50,8 +51,23 @@ def parser() -> argparse.ArgumentParser:
     verb = _verb(verbs, "exec", _exec, "run a command in the instance's network namespace, KUBECONFIG set")
     verb.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="the command")
     verb = _verb(verbs, "load", _load, "bring images into an instance, sending only layers it lacks")
-    verb.add_argument("images", nargs="+", metavar="IMAGE", help="headrace/NAME:TAG, as `images` prints them")
+    verb.add_argument(
+        "images", nargs="*", metavar="IMAGE", help="headrace/NAME:TAG (default: the project's, built if need be)"
+    )
+    _machine_verbs(verbs)
     return top
+
+
+def _machine_verbs(verbs: Any) -> None:
+    text = "make the machine ready: Debian packages, Kubernetes binaries, Python environment, images"
+    verb = _verb(verbs, "setup", _setup, text, instance_name=False)
+    verb.add_argument("--only", metavar="PARTS", help=f"some of {','.join(prepare.PARTS)}, separated by commas")
+    _verb(verbs, "venv", _venv, "make this checkout's .venv and print its path", instance_name=False)
+    verb = _verb(verbs, "images", _images, "build the project's images and print their names", instance_name=False)
+    verb.add_argument("--json", action="store_true", help="print one JSON object")
+    verb.add_argument("--list", action="store_true", help="print the names only, build nothing")
+    verb = _verb(verbs, "binary", _binary, "print the path of a compiled program", instance_name=False)
+    verb.add_argument("program", choices=[program.name for program in binaries.PROGRAMS])
 
 
 def _verb(verbs: Any, name: str, run: Any, text: str, instance_name: bool = True) -> argparse.ArgumentParser:
@@ -98,9 +114,26 @@ def _exec(arguments: argparse.Namespace) -> None:
 
 
 def _load(arguments: argparse.Namespace) -> None:
-    images = Instance(arguments.name).images()
-    for name in arguments.images:
-        image = Storage.default().find(name)
-        if image is None:
-            raise ClusterError(f"no image {name}: run `PYTHONPATH=e2e python3 -m cluster images` first")
-        images.load(image)
+    Instance(arguments.name).load(arguments.images or cluster_images.build_all().values())
+
+
+def _setup(arguments: argparse.Namespace) -> None:
+    only = arguments.only.split(",") if arguments.only else prepare.PARTS
+    if unknown := set(only) - set(prepare.PARTS):
+        raise ClusterError(f"setup --only {','.join(sorted(unknown))}: parts are {', '.join(prepare.PARTS)}")
+    prepare.prepare(only)
+
+
+def _venv(_: argparse.Namespace) -> None:
+    sys.stdout.write(f"{venv.ensure()}\n")
+
+
+def _images(arguments: argparse.Namespace) -> None:
+    names = cluster_images.current() if arguments.list else cluster_images.build_all()
+    text = json.dumps(names) if arguments.json else "\n".join(names.values())
+    sys.stdout.write(f"{text}\n")
+
+
+def _binary(arguments: argparse.Namespace) -> None:
+    program = next(program for program in binaries.PROGRAMS if program.name == arguments.program)
+    sys.stdout.write(f"{binaries.build(program)}\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -20,6 +20,7 @@ from cluster.pki import Pair
 from cluster.process import succeeds, tail_of_file, wait_until
 from cluster.progress import say, step
 from cluster.record import Record
+from cluster.storage import Storage
 
 TOOLS = ("containerd", "ctr", "runc", "etcd", "iptables", "conntrack", "ip", "nsenter", "openssl", "mount")
 DEADLINE = 120.0  # seconds for each wait of `up`; an idle machine needs 15 in all
@@ -60,6 +61,16 @@ class Instance:
         if not self.layout.containerd_socket.exists():
             raise ClusterError(f"instance {self.name} is down: run `python3 -m cluster up --name {self.name}` first")
         return NodeImages(self.layout.containerd_socket, self.layout.home / "loaded.json")
+
+    def load(self, names: Iterable[str]) -> None:
+        """Bring images of the machine's storage into its node; those that are there cost nothing."""
+        node = self.images()
+        storage = Storage.default()
+        for name in names:
+            image = storage.find(name)
+            if image is None:
+                raise ClusterError(f"no image {name}: run `PYTHONPATH=e2e python3 -m cluster images` first")
+            node.load(image)
 
     def problems(self) -> list[str]:
         """Why it is not healthy, a line each; empty if it is."""

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from cluster import binaries, images, instance, network
 from cluster.errors import ClusterError
-from cluster.oci import Store
 from rig.chat import Endpoint
 from rig.install import ROOT, Images
 from rig.kube import Kube
@@ -94,8 +93,7 @@ def open_world(name: str) -> World:
         return World(Kube((_kubectl(),), helm, own), _named_images(), None)
     started = instance.up(name)
     built = images.build_all()
-    for image in built.values():
-        started.images().load(Store.default(), image)
+    started.load(built.values())
     kube = Kube((str(binaries.kube()), "kubectl"), helm, started.layout.kubeconfig)
     netns = network.NAMESPACES / started.plan().namespace
     return World(kube, Images(built["control-plane"], built["engine"]), netns)
