@@ -49,7 +49,7 @@ class Context:
         if sample.faults:
             rest = f" and {len(sample.faults) - 1} more" if len(sample.faults) > 1 else ""
             return f"{sample.faults[0]}{rest}"
-        return implausible(self.replicas)
+        return implausible(self.replicas, self.now)
 
     @cached_property
     def ages(self) -> dict[str, float]:
@@ -81,14 +81,14 @@ class Context:
                 yield item, seen, percent
 
 
-def implausible(replicas: Replicas) -> str | None:
+def implausible(replicas: Replicas, now: float) -> str | None:
     """The first figure about replicas that cannot be; None: all can."""
     for name in ("current", "ready", "pending", "unschedulable", "terminating"):
         if not 0 <= getattr(replicas, name) <= MOST_REPLICAS:
             return f"replicas.{name} of {getattr(replicas, name)} cannot be"
-    if replicas.cold_start_s is not None and not 0 <= replicas.cold_start_s < math.inf:
+    if replicas.cold_start_s is not None and not 0 <= replicas.cold_start_s <= MOST_SECONDS:
         return f"a cold start of {replicas.cold_start_s} s cannot be"
-    if replicas.changed_at is not None and not 0 < replicas.changed_at < math.inf:
+    if replicas.changed_at is not None and not 0 < replicas.changed_at <= now + MOST_SECONDS:
         return f"replicas.changedAt of {replicas.changed_at} cannot be"
     return None
 

@@ -212,7 +212,7 @@ def _inputs(context: Context) -> dict[str, int | float | str | None]:
         "slotsPerReplica": context.policy.max_sequences,
         "missing": context.missing,
     }
-    if implausible(replicas) is None:
+    if implausible(replicas, context.now) is None:
         figures["coldStartSeconds"] = replicas.cold_start_s
     for item in context.policy.classes:
         age = context.ages.get(item.name)
