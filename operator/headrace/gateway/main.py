@@ -42,11 +42,23 @@ class Ports:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us."""
+    """Leaves signals to us, and waits for `leave` instead of looking ten times a second."""
+
+    def __init__(self, config: uvicorn.Config):
+        super().__init__(config)
+        self._leave = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        await self._leave.wait()
+
+    def leave(self) -> None:
+        """Stop listening and let requests end."""
+        self.should_exit = True
+        self._leave.set()
 
     @property
     def port(self) -> int:
@@ -117,9 +129,9 @@ class Service:
     async def stop(self) -> None:
         """Refuse new connections, let requests end for `drain_s` seconds, then end them with an error."""
         self.draining = True
-        self._clients.should_exit = True
+        self._clients.leave()
         await asyncio.gather(*self._tasks[1:], return_exceptions=True)
-        self._state.should_exit = True
+        self._state.leave()
         await asyncio.gather(*self._tasks[:1], return_exceptions=True)
         self.fleet.close()
         self.pool.close()
