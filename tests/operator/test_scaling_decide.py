@@ -145,6 +145,7 @@ def answer(d: Decision) -> tuple[int, Reason]:
         pytest.param(Gauge(9, 9.0, 4), ready(1, current=3, pending=2), (4, Reason.QUEUE_AGE), id="pending is supply"),
         pytest.param(Gauge(5, 9.0, 4), ready(1, current=3, pending=2), (3, Reason.STEADY), id="pending suffices"),
         pytest.param(Gauge(90, 9.0, 32), ready(8), (8, Reason.MAX_REPLICAS), id="at the most"),
+        pytest.param(Gauge(90, 9.0, 28), ready(7), (8, Reason.QUEUE_AGE), id="up to the most"),
         pytest.param(Gauge(5, 9.0), ready(1, ready=0, pending=1), (1, Reason.STEADY), id="starting: four rounds"),
         pytest.param(
             Gauge(40, 9.0), ready(1, ready=0, pending=1), (2, Reason.QUEUE_AGE), id="starting: more than that"

@@ -136,7 +136,7 @@ def queue_age(context: Context) -> Candidate:
     counted = {c.name for c in context.policy.classes if c.priority >= lowest}
     queued = sum(c.queued for c in sample.classes if c.name in counted)
     slots = context.policy.max_sequences
-    text = f"too old: {_ages(context, breached)}; {queued} queued and {sample.in_flight} in flight"
+    text = f"waiting too long: {_ages(context, breached)}; {queued} queued and {sample.in_flight} in flight"
     if context.replicas.ready <= 0:
         wanted = math.ceil(queued / (slots * COLD_ROUNDS))
         text += f" while none of {now} is ready, {COLD_ROUNDS} rounds of {slots} slots each"
@@ -234,7 +234,7 @@ def to_zero(context: Context) -> Candidate:
         return Candidate(TO_ZERO, None, f"idleness was watched for {known:.0f} s of {after:.0f}")
     if context.window.peak_demand(context.now - after) > 0:
         return Candidate(TO_ZERO, None, f"there was demand within {after:.0f} s")
-    return Candidate(TO_ZERO, 0, f"{len(sample.gateways)} gateways prove {busiest.idle_s:.0f} s without a request")
+    return Candidate(TO_ZERO, 0, f"no request for {busiest.idle_s:.0f} s, says every gateway of {len(sample.gateways)}")
 
 
 def _busy(context: Context, sample: Sample) -> str | None:
@@ -288,11 +288,15 @@ def _slot_use(context: Context, slots: int) -> int:
 
 def _ages(context: Context, only: list[ClassPolicy] | None = None) -> str:
     ages = [
-        f"{c.name} {context.ages[c.name]:.2f} s of {c.max_queue_age_s:g} s"
+        f"{c.name} {context.ages[c.name]:.2f} s of {c.max_queue_age_s:g} s{_growing(context, c, only)}"
         for c in (context.policy.classes if only is None else only)
         if c.name in context.ages
     ]
     return ", ".join(ages) or "nothing waits"
+
+
+def _growing(context: Context, item: ClassPolicy, breached: list[ClassPolicy] | None) -> str:
+    return " and growing" if breached and context.ages[item.name] <= item.max_queue_age_s else ""
 
 
 def _goodputs(context: Context) -> str:

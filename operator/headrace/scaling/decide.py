@@ -71,6 +71,8 @@ def decide(policy: Policy, window: Window, replicas: Replicas, now: float, memor
     _limit_room(context, answer)
     answer.bind("maxReplicas", min(answer.replicas, policy.max_replicas), Reason.MAX_REPLICAS, _bounds(policy))
     answer.bind("minReplicas", max(answer.replicas, policy.min_replicas), Reason.MIN_REPLICAS, _bounds(policy))
+    if (answer.replicas - replicas.current) * (wanted - replicas.current) > 0:
+        answer.reason = _REASONS[winner.name]  # bound, but on its way
     return Decision(
         at=now,
         current=replicas.current,
