@@ -152,13 +152,14 @@ class Actor:
         pods = self._pods(model, deployment)
         memory.cold_start_s = max(pods.cold_starts, default=memory.cold_start_s)
         decision = decide(policy, memory.window, replicas_of(current, pods, memory), now, memory.decided)
-        memory.decided = decision.memory
+        if _acts(model, notes) or not decision.changes:  # a step that is not taken must not make the next one wait
+            memory.decided = decision.memory
         self._hands.measures.desired(*key, decision.replicas)
         self._note(model, memory, notes, decision)
 
     def _note(self, model: Model, memory: _Memory, notes: ModelNotes, decision: Decision) -> None:
         """Hand a change to reconcile once, with an Event; under Advise, and beside another scaler, only show it."""
-        acts = model.spec.scaling.mode == "Auto" and notes.other_manager is None
+        acts = _acts(model, notes)
         view = replace(notes.scaling, desired=decision.replicas)
         if acts:
             fresh = decision.changes and notes.decision != decision.replicas
@@ -202,6 +203,11 @@ class Actor:
         namespace = model.metadata.namespace
         pods = self._store.in_namespace(PODS, namespace)
         return report((p for p in pods if selector <= (p["metadata"].get("labels") or {}).items()), revision)
+
+
+def _acts(model: Model, notes: ModelNotes) -> bool:
+    """True where decisions are applied: under Auto, and where nobody else scales."""
+    return model.spec.scaling.mode == "Auto" and notes.other_manager is None
 
 
 def replicas_of(current: int, pods: PodReport, memory: _Memory) -> Replicas:

@@ -1,0 +1,365 @@
+"""The scaling loop: from gateways' states to replicas, once per change, on the leader, beside other scalers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from headrace.api.gateway_state import ClassState, EngineReport, GatewayState, ModelState, TenantState
+from headrace.cluster.apply import Applier
+from headrace.cluster.client import Object
+from headrace.cluster.events import Recorder
+from headrace.cluster.lease import Leader
+from headrace.cluster.resources import CHILDREN, DEPLOYMENTS, EVENTS, MODELS, PODS, SLOS, TENANTS
+from headrace.controller.actor import Actor, Hands
+from headrace.controller.children import World
+from headrace.controller.gateways import Gateways, targets_of
+from headrace.controller.measures import Measures
+from headrace.controller.models import Models
+from headrace.controller.queue import KeyedQueue
+from headrace.controller.shared import Notes
+from headrace.controller.store import Store
+from headrace.controller.tenants import Tenants
+from headrace.controller.work import Work
+from headrace.planning.installation import Installation
+from headrace.testing.clock import Clock
+from headrace.testing.fake_cluster import FakeCluster
+from headrace_wire.protocol import EngineState, ModelInfo
+
+KEY = ("team", "demo")
+START = 1_800_000_000.0
+
+
+@dataclass
+class Stage:
+    """An operator's loop on a fake cluster and one fake gateway; time moves by hand."""
+
+    fake: FakeCluster = field(default_factory=FakeCluster)
+    clock: Clock = field(default_factory=lambda: Clock(START))
+    store: Store = field(default_factory=Store)
+    notes: Notes = field(default_factory=Notes)
+    queued: int = 0
+    oldest_s: float | None = None
+    in_flight: int = 0
+    idle_s: float | None = None  # since the last request; None: there was none
+    answers: bool = True
+    tenant_generation: int = 0
+
+    def __post_init__(self) -> None:
+        self.queue = KeyedQueue[Work]()
+        self.leader = Leader(self.fake, "hr", "l", "me", clock=self.clock)
+        applier = Applier(self.fake, "headrace.hr", self.leader.check)
+        self.recorder = Recorder(self.fake, "me", self.leader.check, self.clock)
+        installation = Installation(namespace="hr", engine_image="e")
+        self.models = Models(
+            self.store, self.notes, World(self.fake, applier, self.recorder), installation, self.moment
+        )
+        self.tenants = Tenants(self.store, self.notes, applier, self.moment)
+        http = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
+        gateways = Gateways(http, slices=None, port=0, url="http://gateway")
+        hands = Hands(self.queue, self.recorder, Measures())
+        self.actor = Actor(self.store, self.notes, gateways, self.leader, self.tenants, hands, self.clock)
+
+    def moment(self) -> datetime:
+        return datetime.fromtimestamp(self.clock(), UTC)
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        if not self.answers:
+            return httpx.Response(503)
+        return httpx.Response(200, content=msgspec.json.encode(self._state()))
+
+    def _state(self) -> GatewayState:
+        uptime = self.clock() - START + 3600
+        classes = [ClassState(name="default", queued=self.queued, oldest_age_s=self.oldest_s, in_flight=self.in_flight)]
+        ready = [p for p, obj in self.fake.objects.items() if p[0] == "pods" and obj["status"]["conditions"]]
+        model = ModelState(
+            namespace="team",
+            name="demo",
+            observed_generation=1,
+            classes=classes,
+            engines=[self._engine(key[1]) for _, key in ready],
+            last_request_age_s=self.idle_s,
+        )
+        tenant = TenantState(namespace="team", name="t", observed_generation=self.tenant_generation)
+        return GatewayState(gateway="g", started_at=START - 3600, uptime_s=uptime, models=[model], tenants=[tenant])
+
+    def _engine(self, pod: str) -> EngineReport:
+        info = ModelInfo(name="demo", max_sequences=64, max_batch_tokens=2048)
+        state = EngineState(model=info, running=self.in_flight, total=100, free=100)
+        return EngineReport(pod=pod, address="x", age_s=0.1, state=state)
+
+    async def model(self, **scaling: Any) -> None:
+        spec = {"source": {"uri": "builtin://demo"}, "scaling": {"mode": "Auto", "maxReplicas": 4, **scaling}}
+        await self.fake.create(MODELS, {"metadata": {"name": "demo", "namespace": "team"}, "spec": spec})
+        await self.settle()
+
+    async def pod(self, name: str, *, ready: bool = True) -> None:
+        deployment = self.fake.objects["deployments", KEY]
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        at = "2026-01-01T00:00:05Z"
+        conditions = [{"type": "Ready", "status": "True", "lastTransitionTime": at}] if ready else []
+        metadata = {"name": name, "namespace": "team", "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"}
+        await self.fake.create(PODS, {"metadata": metadata, "status": {"conditions": conditions}})
+
+    async def settle(self) -> None:
+        """Renew the Lease, let the store see the world, reconcile what is due."""
+        await self.leader.attempt()
+        self._see()
+        await self.models.reconcile(KEY)
+        for _, key in [k for k in self.fake.objects if k[0] == "tenants"]:
+            await self.tenants.reconcile(key)
+        self._see()
+
+    def _see(self) -> None:
+        for resource in (MODELS, TENANTS, SLOS, *CHILDREN, PODS):
+            items = [o for (plural, _), o in self.fake.objects.items() if plural == resource.plural]
+            self.store.replace(resource, "team", items, str(self.fake._version))
+
+    async def pass_time(self, seconds: int) -> None:
+        """Tick each second; reconcile what the loop asks for."""
+        for _ in range(seconds):
+            self.clock.advance(1)
+            if self.oldest_s is not None:
+                self.oldest_s += 1
+            if self.idle_s is not None:
+                self.idle_s += 1
+            await self.leader.attempt()
+            await self.actor.tick()
+            while len(self.queue):
+                work = await self.queue.get()
+                await self.settle()
+                self.queue.done(work)
+
+    @property
+    def replicas(self) -> int:
+        return int(self.fake.objects["deployments", KEY]["spec"]["replicas"])
+
+    @property
+    def status(self) -> Object:
+        found: Object = self.fake.objects["models", KEY]["status"]
+        return found
+
+    def condition(self, kind: str) -> Object:
+        return next(c for c in self.status["conditions"] if c["type"] == kind)
+
+    async def scalings(self) -> list[Object]:
+        """The Events of changes."""
+        while not self.recorder._queue.empty():
+            await self.recorder.write(*self.recorder._queue.get_nowait())
+        items, _ = await self.fake.list(EVENTS, "team")
+        return [event for event in items if event["action"] == "Scale"]
+
+
+def play(test: Callable[[Stage], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await test(Stage())
+
+    asyncio.run(main())
+
+
+def test_a_growing_queue_adds_a_replica_once_with_an_event_and_its_reason() -> None:
+    async def test(on: Stage) -> None:
+        await on.model()
+        await on.pod("one")
+        await on.pass_time(3)
+        assert on.replicas == 1
+        on.queued, on.oldest_s, on.in_flight = 5, 0.5, 64
+        await on.pass_time(4)
+        assert on.replicas == 2
+        (last, *_) = on.status["scaling"]["lastDecisions"]
+        assert (last["from"], last["to"], last["reason"]) == (1, 2, "QueueAge")
+        assert last["candidates"]
+        (event,) = await on.scalings()
+        assert (event["reason"], event["type"]) == ("ScaledUp", "Normal")
+        assert "1 → 2 replicas" in event["note"]
+        assert on.condition("ScalingActive")["status"] == "True"
+        assert "Reconciling" not in {c["type"] for c in on.status["conditions"]}
+
+    play(test)
+
+
+def test_from_zero_and_back() -> None:
+    async def test(on: Stage) -> None:
+        await on.model(minReplicas=0, toZeroAfter="20s", downAfter="10s")
+        assert on.replicas == 0
+        assert on.condition("Ready")["reason"] == "ScaledToZero"
+        for _ in range(2):  # the second cold request is delivered, like the first
+            on.queued, on.oldest_s, on.idle_s = 1, 0.1, 0.1
+            await on.pass_time(2)
+            assert on.replicas == 1
+            assert on.condition("WorkloadReady")["reason"] == "Starting"
+            await on.pod("one")
+            await on.settle()
+            on.queued, on.oldest_s = 0, None
+            await on.pass_time(1)
+            assert on.condition("Ready")["status"] == "True"
+            await on.pass_time(120)
+            assert on.replicas == 0
+            await on.fake.delete(PODS, "team", "one")
+            await on.settle()
+            assert on.condition("Ready")["reason"] == "ScaledToZero"
+
+    play(test)
+
+
+def test_a_silent_gateway_holds_and_the_condition_says_since_when() -> None:
+    async def test(on: Stage) -> None:
+        await on.model()
+        await on.pod("one")
+        await on.pass_time(5)
+        on.answers = False
+        on.queued, on.oldest_s = 50, 30.0
+        await on.pass_time(30)
+        assert on.replicas == 1
+        said = on.condition("ScalingActive")
+        assert said["status"] == "Unknown"
+        assert "since 20" in said["message"]
+        version = on.fake.objects["models", KEY]["metadata"]["resourceVersion"]
+        await on.pass_time(20)
+        assert on.fake.objects["models", KEY]["metadata"]["resourceVersion"] == version, "no write each second"
+        on.answers = True
+        await on.pass_time(5)
+        assert on.condition("ScalingActive")["status"] == "True"
+
+    play(test)
+
+
+def test_an_idle_model_is_not_written() -> None:
+    async def test(on: Stage) -> None:
+        await on.model()
+        await on.pod("one")
+        await on.pass_time(5)
+        version = on.fake.objects["models", KEY]["metadata"]["resourceVersion"]
+        await on.pass_time(300)
+        assert on.fake.objects["models", KEY]["metadata"]["resourceVersion"] == version
+
+    play(test)
+
+
+def test_beside_another_scaler_nothing_is_written() -> None:
+    async def test(on: Stage) -> None:
+        await on.model()
+        await on.pod("one")
+        await on.pass_time(3)
+        path = DEPLOYMENTS.path("team", "demo", "scale")
+        await on.fake.patch(path, {"spec": {"replicas": 3}}, params={"fieldManager": "hpa"})
+        await on.settle()
+        assert on.condition("ScalingActive")["reason"] == "Conflict"
+        on.queued, on.oldest_s = 50, 30.0
+        await on.pass_time(20)
+        assert on.replicas == 3
+        assert "'hpa'" in on.condition("ScalingActive")["message"]
+        assert await on.scalings() == []
+
+    play(test)
+
+
+def test_advice_is_recorded_and_not_acted_on() -> None:
+    async def test(on: Stage) -> None:
+        await on.model(mode="Advise")
+        await on.pod("one")
+        on.queued, on.oldest_s, on.in_flight = 5, 2.0, 64
+        await on.pass_time(10)
+        assert on.replicas == 1
+        assert on.status["scaling"]["desired"] >= 2
+        assert on.status["scaling"]["lastDecisions"][0]["to"] >= 2
+        assert on.condition("ScalingActive")["reason"] == "Advising"
+        assert await on.scalings() == []
+
+    play(test)
+
+
+def test_a_follower_decides_nothing_and_remembers_nothing() -> None:
+    async def test(on: Stage) -> None:
+        await on.model()
+        await on.pod("one")
+        on.queued, on.oldest_s = 5, 2.0
+        await on.pass_time(1)
+        on.clock.advance(60)
+        assert not on.leader.leading
+        await on.actor.tick()
+        assert on.notes.models == {}
+        assert on.notes.gateways == ()
+
+    play(test)
+
+
+def test_a_new_leader_holds_the_present_count_and_keeps_the_decisions() -> None:
+    async def test(on: Stage) -> None:
+        await on.model()
+        await on.pod("one")
+        on.queued, on.oldest_s, on.in_flight = 5, 2.0, 64
+        await on.pass_time(4)
+        assert on.replicas == 2
+        decisions = on.status["scaling"]["lastDecisions"]
+        fresh = Stage(fake=on.fake, clock=on.clock)
+        on.clock.advance(30)
+        await fresh.leader.attempt()
+        on.clock.advance(16)
+        assert await fresh.leader.attempt()
+        await fresh.settle()
+        assert fresh.replicas == 2
+        await fresh.pass_time(3)
+        assert fresh.replicas == 2
+        assert fresh.status["scaling"]["lastDecisions"] == decisions
+
+    play(test)
+
+
+def test_engines_that_differ_from_the_spec_are_named() -> None:
+    async def test(on: Stage) -> None:
+        await on.model()
+        await on.pod("one")
+        await on.pass_time(2)
+        assert on.condition("EngineConformant")["status"] == "True"
+        assert on.status["engine"]["blocks"] == 100
+
+    play(test)
+
+
+def test_a_tenant_is_enforced_when_the_gateway_says_so() -> None:
+    async def test(on: Stage) -> None:
+        await on.fake.create(TENANTS, {"metadata": {"name": "t", "namespace": "team"}, "spec": {}})
+        await on.model()
+        await on.pass_time(2)
+
+        def enforced() -> str:
+            conditions = on.fake.objects["tenants", ("team", "t")]["status"]["conditions"]
+            return str(next(c["status"] for c in conditions if c["type"] == "Enforced"))
+
+        assert enforced() == "False"
+        on.tenant_generation = 1
+        await on.pass_time(2)
+        assert enforced() == "True"
+
+    play(test)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        pytest.param(
+            {"addresses": ["10.0.0.1"], "conditions": {"ready": True}}, ("http://10.0.0.1:9", True), id="ready"
+        ),
+        pytest.param({"addresses": ["10.0.0.1"]}, ("http://10.0.0.1:9", True), id="unknown counts as ready"),
+        pytest.param(
+            {"addresses": ["fd00::1"], "conditions": {"ready": True}}, ("http://[fd00::1]:9", True), id="IPv6"
+        ),
+        pytest.param(
+            {"addresses": ["10.0.0.1"], "conditions": {"ready": False, "serving": True, "terminating": True}},
+            ("http://10.0.0.1:9", False),
+            id="draining: its queue still counts",
+        ),
+        pytest.param({"addresses": ["10.0.0.1"], "conditions": {"ready": False}}, None, id="not ready"),
+    ],
+)
+def test_gateways_are_found_in_endpoint_slices(endpoint: Object, expected: tuple[str, bool] | None) -> None:
+    found = targets_of(iter([{"endpoints": [endpoint]}]), 9)
+    assert [(t.url, t.ready) for t in found] == ([] if expected is None else [expected])
