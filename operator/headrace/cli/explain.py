@@ -1,0 +1,161 @@
+"""`headrace explain model NAME`: why a Model is as it is, in words."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.api.common import ApiType
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The Model's object, and that of its objective if there is one."""
+
+    model: Object
+    slo: Object | None
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "explain",
+        help="why a Model is as it is: conditions, memory, service level, scaling decisions",
+        description="Tells a Model's conditions, replicas, memory arithmetic, service level and last scaling decisions "
+        "with every candidate and guard, and what would change the number of replicas.",
+    )
+    kinds = parser.add_subparsers(title="kinds", metavar="KIND", required=True)
+    model = kinds.add_parser("model", aliases=["models", "mdl"], help="a Model")
+    model.add_argument("name", metavar="NAME", help="name of the Model")
+    model.add_argument("-n", "--namespace", default=None, help="its namespace (default: default)")
+    model.add_argument(
+        "-f",
+        "--file",
+        metavar="FILE",
+        help="read the object from FILE (JSON or YAML, as of `kubectl get -o json`, also a list with its "
+        "ServiceLevelObjective) instead of the cluster; - reads standard input",
+    )
+    model.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the explanation."""
+    from headrace.api.model import Model
+    from headrace.api.slo import ServiceLevelObjective
+    from headrace.cli.explain_report import report
+
+    found = _from_file(arguments) if arguments.file is not None else _from_cluster(arguments)
+    model = _parse(Model, found.model)
+    slo = None if found.slo is None else _parse(ServiceLevelObjective, found.slo)
+    if not isinstance(model, Model) or not (slo is None or isinstance(slo, ServiceLevelObjective)):
+        raise TypeError("an object of another kind was parsed")
+    print(report(model, slo))
+    return 0
+
+
+def _parse(kind: type[ApiType], raw: Object) -> ApiType:
+    from pydantic import ValidationError
+
+    from headrace.cli.main import UsageError
+
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{kind.__name__}: {path}: {first['msg']}") from error
+
+
+def _from_file(arguments: argparse.Namespace) -> Found:
+    from headrace.cli.main import UsageError
+
+    objects = list(_objects(_load(arguments.file)))
+    models = [
+        o
+        for o in objects
+        if o.get("kind") == "Model"
+        and _meta(o).get("name") == arguments.name
+        and arguments.namespace in (None, _meta(o).get("namespace", "default"))
+    ]
+    if not models:
+        raise UsageError(f"{arguments.file}: holds no Model named {arguments.name}")
+    model = models[0]
+    name, namespace = _slo_name(model), _meta(model).get("namespace", "default")
+    slos = (
+        o
+        for o in objects
+        if o.get("kind") == "ServiceLevelObjective"
+        and (_meta(o).get("name"), _meta(o).get("namespace", "default")) == (name, namespace)
+    )
+    return Found(model, next(slos, None))
+
+
+def _load(name: str) -> Any:
+    import sys
+    from pathlib import Path
+
+    import yaml
+
+    from headrace.cli.main import UsageError
+
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        return list(yaml.safe_load_all(text))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{name} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{name} is neither JSON nor YAML: {' '.join(str(error).split())}") from error
+
+
+def _objects(documents: Iterable[Any]) -> Iterable[Object]:
+    """The objects of the documents, those of lists included."""
+    for document in documents:
+        if isinstance(document, dict) and isinstance(document.get("items"), list):
+            yield from _objects(document["items"])
+        elif isinstance(document, dict):
+            yield document
+
+
+def _from_cluster(arguments: argparse.Namespace) -> Found:
+    import asyncio
+
+    from headrace.cli.main import UsageError
+    from headrace.cluster.errors import ClusterError, NotFound
+
+    namespace = arguments.namespace or "default"
+    try:
+        return asyncio.run(_read(namespace, arguments.name))
+    except NotFound as error:
+        raise UsageError(f"there is no Model {arguments.name} in namespace {namespace}") from error
+    except ClusterError as error:
+        raise UsageError(str(error)) from error
+
+
+async def _read(namespace: str, name: str) -> Found:
+    from headrace.cluster.client import connect
+    from headrace.cluster.errors import NotFound
+    from headrace.cluster.resources import MODELS, SLOS
+
+    async with await connect() as client:
+        model = await client.get(MODELS, namespace, name)
+        reference = _slo_name(model)
+        try:
+            slo = None if reference is None else await client.get(SLOS, namespace, reference)
+        except NotFound:
+            slo = None
+        return Found(model, slo)
+
+
+def _meta(obj: Object) -> Object:
+    meta = obj.get("metadata")
+    return meta if isinstance(meta, dict) else {}
+
+
+def _slo_name(model: Object) -> str | None:
+    reference = (model.get("spec") or {}).get("serviceLevelRef")
+    return reference.get("name") if isinstance(reference, dict) else None

@@ -1,0 +1,150 @@
+"""The words of `headrace explain`: a Model's object → text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from headrace.api.model import Model
+from headrace.api.quantities import seconds
+from headrace.api.slo import BUILTIN_SLO, ServiceLevelObjective
+from headrace.scaling.outlook import outlook
+from headrace.scaling.types import Policy
+
+Row = Sequence[str]
+
+
+def report(model: Model, slo: ServiceLevelObjective | None) -> str:
+    """All that the object says, in sections. `slo`: the objective that the Model names, if it exists."""
+    sections = (
+        ("Conditions", _conditions(model)),
+        ("Replicas", _replicas(model)),
+        ("Memory, on the fullest rank", _memory(model)),
+        (f"Service level ({_slo_title(model, slo)})", _service_level(model, slo)),
+        ("Last scaling decisions, newest first", _decisions(model)),
+        ("What would change the number of replicas", _outlook(model, slo)),
+    )
+    lines = [_headline(model)]
+    for title, body in sections:
+        lines += ["", title, *(f"  {line}".rstrip() for line in body)]
+    return "\n".join(lines)
+
+
+def _headline(model: Model) -> str:
+    ready = next((c for c in model.status.conditions if c.type == "Ready"), None)
+    state = "its state is not known yet"
+    if ready is not None:
+        state = {"True": "ready", "False": "not ready"}.get(ready.status, "not known to be ready")
+        state += f" ({ready.reason})" + (f" since {ready.last_transition_time}" if ready.last_transition_time else "")
+    text = f"Model {model.metadata.name} in namespace {model.metadata.namespace}: {state}"
+    seen, wanted = model.status.observed_generation, model.metadata.generation
+    return f"{text}\nThe operator has not yet read generation {wanted} of the spec." if seen < wanted else text
+
+
+def _conditions(model: Model) -> Iterator[str]:
+    rows = [(c.type, c.status, c.reason, c.message) for c in model.status.conditions]
+    yield from _table(rows) if rows else ["none yet"]
+
+
+def _replicas(model: Model) -> Iterator[str]:
+    status, scaling = model.status, model.spec.scaling
+    if scaling.mode == "Off":
+        yield f"{model.spec.replicas} wanted by spec.replicas (scaling.mode Off), {status.ready_replicas} ready"
+    else:
+        desired = status.scaling.desired if status.scaling is not None else status.replicas
+        yield f"{desired} wanted, {status.replicas} there, {status.ready_replicas} ready"
+        acts = "the autoscaler acts" if scaling.mode == "Auto" else "the autoscaler only records what it would do"
+        yield f"mode {scaling.mode}: {acts}, between {scaling.min_replicas} and {scaling.max_replicas}"
+    if status.scaling is not None and status.scaling.cold_start is not None:
+        cold = status.scaling.cold_start
+        yield f"a new replica takes {cold.p50} (median) to {cold.p95} (95th percentile) from creation to ready"
+
+
+def _memory(model: Model) -> Iterator[str]:
+    memory = model.status.memory
+    if memory is None:
+        yield "not computed yet: the model's shape is not known"
+        return
+    yield f"{memory.capacity} = {memory.weights} weights + {memory.overhead} overhead + {memory.kv_pool} for KV"
+    yield (
+        f"a token takes {memory.kv_per_token} of KV, so {memory.full_length_sequences} requests of full length fit at "
+        f"one time (engine.maxSequences is {model.spec.engine.max_sequences})"
+    )
+
+
+def _slo_title(model: Model, slo: ServiceLevelObjective | None) -> str:
+    reference = model.spec.service_level_ref
+    if reference is None:
+        return "built in"
+    return reference.name if slo is not None else f"{reference.name}, which was not found: built in"
+
+
+def _service_level(model: Model, slo: ServiceLevelObjective | None) -> Iterator[str]:
+    seen = {c.name: c for c in model.status.service_level}
+    for item in (slo.spec if slo is not None else BUILTIN_SLO).classes:
+        shown = seen.get(item.name)
+        goodput = "unknown" if shown is None or shown.goodput_percent is None else f"{shown.goodput_percent} %"
+        age = shown.queue_age if shown is not None and shown.queue_age else "nothing waits"
+        as_of = f", as of {shown.as_of}" if shown is not None and shown.as_of else ""
+        yield (
+            f"{item.name}: goodput {goodput} (objective {item.objective_percent} %), queue age {age} "
+            f"(at most {item.max_queue_age}), targets TTFT {item.ttft}, TPOT {item.tpot}{as_of}"
+        )
+
+
+def _decisions(model: Model) -> Iterator[str]:
+    scaling = model.status.scaling
+    if scaling is None or not scaling.last_decisions:
+        yield "none yet"
+        return
+    for number, decision in enumerate(scaling.last_decisions):
+        if number:
+            yield ""
+        yield from _decision(decision)
+
+
+def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
+    before, after = decision.get("from", "?"), decision.get("to", "?")
+    yield f"{decision.get('at', 'at an unknown time')}: {before} → {after} replicas, {decision.get('reason', '?')}"
+    winner = decision.get("winner")
+    rows = []
+    for candidate in _maps(decision.get("candidates")):
+        name, replicas = str(candidate.get("name", "?")), candidate.get("replicas")
+        mark = "→" if name == winner else " "
+        rows.append((f"{mark} {name}", "-" if replicas is None else str(replicas), str(candidate.get("detail", ""))))
+    yield from (f"  {line}" for line in _table(rows))
+    for guard in _maps(decision.get("guards")):
+        yield f"  guard {guard.get('name', '?')}: {guard.get('effect', '')}, {guard.get('detail', '')}"
+
+
+def _outlook(model: Model, slo: ServiceLevelObjective | None) -> Iterator[str]:
+    scaling, status = model.spec.scaling, model.status
+    if scaling.mode == "Off":
+        yield "only spec.replicas, or `kubectl scale`: scaling.mode is Off"
+        return
+    current = status.scaling.desired if status.scaling is not None else status.replicas
+    told = outlook(Policy.of(model, slo), current, _cold_start(model))
+    yield from (f"{name}: {text}" for name, text in zip(("up", "down", "to zero"), told.values(), strict=True))
+
+
+def _cold_start(model: Model) -> float | None:
+    scaling = model.status.scaling
+    if scaling is None or scaling.cold_start is None:
+        return None
+    try:
+        return seconds(scaling.cold_start.p95)
+    except ValueError:
+        return None
+
+
+def _maps(value: object) -> Iterator[Mapping[str, Any]]:
+    if isinstance(value, list | tuple):
+        yield from (item for item in value if isinstance(item, dict))
+
+
+def _table(rows: Iterable[Row]) -> Iterator[str]:
+    """Columns of equal width; the last one is as long as it likes."""
+    kept = list(rows)
+    widths = [max(len(row[i]) for row in kept) for i in range(len(kept[0]) - 1)] if kept else []
+    for row in kept:
+        yield "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
