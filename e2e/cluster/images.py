@@ -62,7 +62,7 @@ def _bud(storage: Storage, recipe: Recipe, names: tuple[str, str], on_line: Call
         context.stage(context.files(recipe), folder)
         settings = pipconfig.write(Path(scratch) / "pip.conf", pipconfig.machine(CERTIFICATES))
         command = [
-            *storage.buildah("bud", "--layers", "--network", "host", "--pull-never", "--format", "oci"),
+            *storage.buildah("bud", "--layers", "--force-rm", "--network", "host", "--pull-never", "--format", "oci"),
             *("--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro", "--volume", f"{settings}:/etc/pip.conf:ro"),
             *("--build-arg", f"BASE=localhost/{base}"),
             *("--tag", f"localhost/{name}", "--file", str(folder / "Dockerfile"), str(folder)),
