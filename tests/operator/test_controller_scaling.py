@@ -64,8 +64,8 @@ class Stage:
         self.tenants = Tenants(self.store, self.notes, applier, self.moment)
         http = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
         gateways = Gateways(http, slices=None, port=0, url="http://gateway")
-        hands = Hands(self.queue, self.recorder, Measures())
-        self.actor = Actor(self.store, self.notes, gateways, self.leader, self.tenants, hands, self.clock)
+        hands = Hands(self.leader, self.queue, self.recorder, self.tenants, Measures(), "hr")
+        self.actor = Actor(self.store, self.notes, gateways, hands, self.clock)
 
     def moment(self) -> datetime:
         return datetime.fromtimestamp(self.clock(), UTC)

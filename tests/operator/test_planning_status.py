@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ from headrace.planning.judge import References, judge, known_shape
 from headrace.planning.live import ClassFigures, class_statuses
 from headrace.planning.pods import PodReport, problem_of, report
 from headrace.planning.status import ScalingView, View, model_status, stamp
-from headrace.planning.tenants import TenantReport, TenantView, tenant_status
+from headrace.planning.tenants import TenantReport, TenantView, key_owners, tenant_status
 from headrace_wire.protocol import EngineState, ModelInfo
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
@@ -125,6 +126,7 @@ def test_pods_are_sorted_by_revision_and_state() -> None:
             pod("e", "r0"),
             going,
             pod("done", phase="Succeeded"),
+            pod("evicted", phase="Failed"),
         ],
         "r1",
     )
@@ -330,11 +332,11 @@ def tenant(name: str = "t", created: str = "2026-01-01T00:00:00Z", **spec: Any) 
     return Tenant.model_validate({"metadata": metadata, "spec": spec})
 
 
-def tenant_view(of: Tenant, **more: Any) -> TenantView:
+def tenant_view(of: Tenant, others: Sequence[Tenant] = (), **more: Any) -> TenantView:
     return TenantView(
         **{
-            "tenant": of, "models": {"demo": SLO}, "others": (), "reports": (), "usage_written_at": None, "now": NOW,
-            **more,
+            "tenant": of, "models": {"demo": SLO}, "key_owners": key_owners([of, *others]), "reports": (),
+            "usage_written_at": None, "now": NOW, **more,
         }
     )  # fmt: skip
 

@@ -9,17 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from headrace.api import labels
 from headrace.api.gateway_state import EngineReport
 from headrace.api.model import Model
 from headrace.api.slo import BUILTIN_SLO, ServiceLevelObjective
 from headrace.cluster.errors import ClusterError
 from headrace.cluster.events import Note, Recorder
 from headrace.cluster.lease import Leader
-from headrace.cluster.resources import DEPLOYMENTS, MODELS, PODS, SLOS, TENANTS, Key
+from headrace.cluster.resources import DEPLOYMENTS, MODELS, SLOS, TENANTS, Key
 from headrace.controller.gateways import Gateways
 from headrace.controller.measures import Measures
-from headrace.controller.objects import find, models_in
+from headrace.controller.objects import find, models_in, pods_by_model, revision_of_deployment
 from headrace.controller.queue import KeyedQueue
 from headrace.controller.shared import GatewayView, ModelNotes, Notes
 from headrace.controller.store import Object, Store
@@ -46,9 +45,12 @@ UNUSABLE = (Reason.NO_DATA, Reason.STALE, Reason.INCOMPLETE)
 class Hands:
     """What the loop acts through."""
 
+    leader: Leader
     queue: KeyedQueue[Work]
     recorder: Recorder
+    tenants: Tenants
     measures: Measures
+    installation: str  # its namespace
 
 
 @dataclass
@@ -72,14 +74,13 @@ class Actor:
         store: Store,
         notes: Notes,
         gateways: Gateways,
-        leader: Leader,
-        tenants: Tenants,
         hands: Hands,
         clock: Callable[[], float] = time.time,
     ):
-        self._store, self._notes, self._gateways, self._leader = store, notes, gateways, leader
-        self._tenants, self._hands, self._clock = tenants, hands, clock
+        self._store, self._notes, self._gateways = store, notes, gateways
+        self._hands, self._clock = hands, clock
         self._memory: dict[Key, _Memory] = {}
+        self._pods: dict[Key, list[Object]] = {}  # of this tick
 
     async def run(self) -> None:
         """Look each second while leading."""
@@ -95,7 +96,7 @@ class Actor:
 
     async def tick(self) -> None:
         """Poll, decide, hand over. A follower forgets, so that it starts without a past."""
-        if not self._leader.leading:
+        if not self._hands.leader.leading:
             self._memory.clear()
             self._notes.clear()
             return
@@ -107,12 +108,11 @@ class Actor:
         self._notes.keep(models)
         reports = [GatewayReport(view.name, now, view.state) for view in views]
         samples = merge(reports, now, models)
+        self._pods = pods_by_model(self._store, self._hands.installation)
         for key, model in models.items():
             self._look(key, model, samples[key], now)
-        moment = datetime.fromtimestamp(now, UTC)
-        for key, raw in self._store.all(TENANTS).items():
-            if self._tenants.differs(raw, moment):
-                self._hands.queue.add((TENANTS, key))
+        for key in self._hands.tenants.changed():
+            self._hands.queue.add((TENANTS, key))
 
     def _look(self, key: Key, model: Model, sample: Sample, now: float) -> None:
         slo = self._slo(model)
@@ -149,7 +149,7 @@ class Actor:
         if memory.replicas is not None and memory.replicas != current:
             memory.changed_at = now
         memory.replicas = current
-        pods = self._pods(model, deployment)
+        pods = report(self._pods.get(key, ()), revision_of_deployment(deployment))
         memory.cold_start_s = max(pods.cold_starts, default=memory.cold_start_s)
         decision = decide(policy, memory.window, replicas_of(current, pods, memory), now, memory.decided)
         if _acts(model, notes) or not decision.changes:  # a step that is not taken must not make the next one wait
@@ -195,14 +195,6 @@ class Actor:
         if ref is None:
             return None
         return find(self._store, SLOS, ServiceLevelObjective, (model.metadata.namespace, ref.name))
-
-    def _pods(self, model: Model, deployment: Object) -> PodReport:
-        template = ((deployment.get("spec") or {}).get("template") or {}).get("metadata") or {}
-        revision = str((template.get("labels") or {}).get(labels.REVISION, ""))
-        selector = labels.model_selector(model.metadata.name).items()
-        namespace = model.metadata.namespace
-        pods = self._store.in_namespace(PODS, namespace)
-        return report((p for p in pods if selector <= (p["metadata"].get("labels") or {}).items()), revision)
 
 
 def _acts(model: Model, notes: ModelNotes) -> bool:

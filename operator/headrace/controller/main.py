@@ -105,6 +105,7 @@ def build(settings: Settings, client: Client, http: httpx.AsyncClient) -> Operat
         SLOS: referenced.reconcile_slo,
         PROFILES: referenced.reconcile_profile,
     }
+    hands = Hands(leader, queue, recorder, tenants, measures, installation.namespace)
     url = settings.prometheus_url
     operator = Operator(
         settings=settings,
@@ -117,7 +118,7 @@ def build(settings: Settings, client: Client, http: httpx.AsyncClient) -> Operat
         resync=resync,
         triggers=Triggers(store, queue, resync.soon),
         workers=Workers(queue, leader, reconciles, measures),
-        actor=Actor(store, notes, gateways, leader, tenants, Hands(queue, recorder, measures)),
+        actor=Actor(store, notes, gateways, hands),
         chronicle=None if url is None else Chronicle(store, notes, History(url), leader, queue),
         slices=slices,
         measures=measures,

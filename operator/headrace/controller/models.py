@@ -7,15 +7,14 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from headrace.api import labels
 from headrace.api.conditions import ConditionType
 from headrace.api.model import Model
 from headrace.api.model_status import CommunicationStatus, ModelStatus
 from headrace.api.slo import BUILTIN_SLO
 from headrace.cluster.events import Note
-from headrace.cluster.resources import DEPLOYMENTS, MODELS, PODS, Key, key_of
+from headrace.cluster.resources import DEPLOYMENTS, MODELS, Key, key_of
 from headrace.controller.children import Applied, Children, Outcome, OwnerGone, World
-from headrace.controller.objects import references_of, status_object
+from headrace.controller.objects import pods_by_model, references_of, revision_of_deployment, status_object
 from headrace.controller.parse import SpecError, parse_model, status_of
 from headrace.controller.shared import ModelNotes, Notes
 from headrace.controller.store import Object, Store
@@ -75,7 +74,7 @@ class Models:
             notes.other_manager = applied.other_manager
             if applied.refusal is not None:
                 judgement = Judgement(refusal=applied.refusal, fit=judgement.fit, references=references)
-        pods = self._pods(model, planned.revision if judgement.startable else _revision(deployment))
+        pods = self._pods(model, planned.revision if judgement.startable else revision_of_deployment(deployment))
         view = self._view(inputs, judgement, pods, notes, (wanted, applied.other_manager))
         await self._write_status(raw, view, notes)
         return applied.outcome
@@ -88,16 +87,9 @@ class Models:
         return judge(model, references, known_shape(model, notes.shapes.get(uri)))
 
     def _pods(self, model: Model, revision: str) -> PodReport:
-        selector = {
-            **labels.model_selector(model.metadata.name),
-            labels.INSTALLATION: self._installation.namespace,
-        }
-        mine = (
-            pod
-            for pod in self._store.in_namespace(PODS, model.metadata.namespace)
-            if selector.items() <= (pod["metadata"].get("labels") or {}).items()
-        )
-        return report(mine, revision)
+        mine = pods_by_model(self._store, self._installation.namespace)
+        key = (model.metadata.namespace, model.metadata.name)
+        return report(mine.get(key, ()), revision)
 
     def _view(
         self,
@@ -172,9 +164,3 @@ def _scaling_view(model: Model, notes: ModelNotes, other_manager: str | None) ->
     if not view.decisions and model.status.scaling is not None:
         view = replace(view, decisions=tuple(model.status.scaling.last_decisions))
     return replace(view, other_manager=other_manager)
-
-
-def _revision(deployment: Object | None) -> str:
-    """The revision that a Deployment rolls out."""
-    template = ((deployment or {}).get("spec") or {}).get("template") or {}
-    return str(((template.get("metadata") or {}).get("labels") or {}).get(labels.REVISION, ""))

@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from headrace.api import labels
 from headrace.api.model import Model
 from headrace.api.profile import ParallelismProfile
 from headrace.api.slo import ServiceLevelObjective
-from headrace.cluster.resources import MODELS, PROFILES, SLOS, Key, Resource
+from headrace.cluster.resources import MODELS, PODS, PROFILES, SLOS, Key, Resource
 from headrace.controller.parse import SpecError, parse, parse_model
 from headrace.controller.store import Object, Store
 from headrace.planning.judge import References
@@ -19,12 +20,9 @@ T = TypeVar("T", bound=BaseModel)
 
 
 def find(store: Store, resource: Resource, kind: type[T], key: Key) -> T | None:
-    """A parsed object; None where it is missing or invalid."""
-    raw = store.get(resource, key)
-    if raw is None:
-        return None
+    """A parsed object, without its status; None where it is missing or invalid."""
     try:
-        return parse(kind, raw)
+        return store.parsed(resource, key, lambda raw: parse(kind, raw))
     except SpecError:
         return None
 
@@ -42,12 +40,30 @@ def references_of(store: Store, model: Model) -> References:
 
 def models_in(store: Store, namespace: str | None = None) -> Iterator[Model]:
     """The Models that can be read and are not being deleted."""
-    for key, raw in sorted(store.all(MODELS).items()):
-        if (namespace is None or key[0] == namespace) and not raw["metadata"].get("deletionTimestamp"):
+    for key in sorted(store.all(MODELS)):
+        if namespace is None or key[0] == namespace:
             try:
-                yield parse_model(raw)
+                model = store.parsed(MODELS, key, parse_model)
             except SpecError:
                 continue
+            if model is not None and model.metadata.deletion_timestamp is None:
+                yield model
+
+
+def pods_by_model(store: Store, installation: str) -> dict[Key, list[Object]]:
+    """The serving pods of each Model of an installation, whose namespace is given."""
+    pods: dict[Key, list[Object]] = {}
+    for (namespace, _), pod in store.all(PODS).items():
+        marks = pod["metadata"].get("labels") or {}
+        if marks.get(labels.ROLE) == labels.ROLE_SERVE and marks.get(labels.INSTALLATION) == installation:
+            pods.setdefault((namespace, str(marks.get(labels.MODEL))), []).append(pod)
+    return pods
+
+
+def revision_of_deployment(deployment: Object | None) -> str:
+    """The revision that a Deployment rolls out; "" where there is none."""
+    template = ((deployment or {}).get("spec") or {}).get("template") or {}
+    return str(((template.get("metadata") or {}).get("labels") or {}).get(labels.REVISION, ""))
 
 
 def status_object(resource: Resource, raw: Object, status: dict[str, Any]) -> Object:

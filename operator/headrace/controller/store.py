@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from headrace.cluster.resources import Key, Resource, key_of
 
 Object = dict[str, Any]
+T = TypeVar("T")
 
 
 class Store:
@@ -15,6 +16,7 @@ class Store:
 
     def __init__(self) -> None:
         self._objects: dict[Resource, dict[Key, Object]] = {}
+        self._memo: dict[tuple[Resource, Key], tuple[Object, Any]] = {}
         self._removed: dict[Resource, dict[Key, int]] = {}  # version at which each went, since the last LIST
 
     def get(self, resource: Resource, key: Key) -> Object | None:
@@ -31,6 +33,21 @@ class Store:
             if key[0] == namespace:
                 yield obj
 
+    def parsed(self, resource: Resource, key: Key, parse: Callable[[Object], T]) -> T | None:
+        """What `parse` makes of an object, made once for each version; None where there is no object.
+
+        One resource is always parsed by the same function. Raises what `parse` raises.
+        """
+        held = self.get(resource, key)
+        if held is None:
+            self._memo.pop((resource, key), None)
+            return None
+        known = self._memo.get((resource, key))
+        if known is None or known[0] is not held:
+            known = self._memo[resource, key] = (held, parse(held))
+        found: T = known[1]
+        return found
+
     def put(self, resource: Resource, obj: Object) -> Object | None:
         """Take a newer object; gives the one before. An older one is ignored."""
         table, key = self._objects.setdefault(resource, {}), key_of(obj)
@@ -46,6 +63,7 @@ class Store:
         self._removed.setdefault(resource, {})[key] = version(obj)
         if held is not None and (held["metadata"].get("uid") == obj["metadata"].get("uid")):
             del self._objects[resource][key]
+            self._memo.pop((resource, key), None)
 
     def replace(self, resource: Resource, namespace: str, items: Iterable[Object], listed_at: str) -> set[Key]:
         """Take a LIST of a namespace's objects; gives the keys that changed, appeared or vanished.
@@ -68,6 +86,7 @@ class Store:
                 now[key] = held
         for key in before.keys() - now.keys():
             del table[key]
+            self._memo.pop((resource, key), None)
         table.update(now)
         gone = before.keys() - now.keys()
         return gone | {key for key, obj in now.items() if key not in before or version(before[key]) != version(obj)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 
 from headrace.api.conditions import Condition, ConditionType
@@ -10,7 +12,7 @@ from headrace.api.profile import ParallelismProfile, ProfileStatus
 from headrace.api.slo import ServiceLevelObjective, SloSpec, SloStatus
 from headrace.api.tenant import Tenant, TenantStatus, TenantUsage
 from headrace.cluster.apply import Applier
-from headrace.cluster.resources import PROFILES, SLOS, TENANTS, Key, Resource, key_of
+from headrace.cluster.resources import PROFILES, SLOS, TENANTS, Key, Resource
 from headrace.controller.children import Outcome
 from headrace.controller.objects import models_in, references_of, status_object
 from headrace.controller.parse import SpecError, parse, parse_tenant, status_of
@@ -19,7 +21,7 @@ from headrace.controller.store import Object, Store
 from headrace.planning.communication import nodes_per_replica
 from headrace.planning.reasons import Why
 from headrace.planning.status import stamped
-from headrace.planning.tenants import TenantReport, TenantView, tenant_status
+from headrace.planning.tenants import TenantReport, TenantView, key_owners, tenant_status
 from headrace.planning.workload import condition
 
 
@@ -38,7 +40,10 @@ class Tenants:
             return Outcome()
         previous, now = status_of(TenantStatus, raw), self._now()
         try:
-            status = tenant_status(self.view(raw, now))
+            view = self._view(key, self._surroundings(), now)
+            if view is None:
+                return Outcome()
+            status = tenant_status(view)
         except SpecError as error:
             status = TenantStatus(
                 observed_generation=int(raw["metadata"].get("generation") or 0),
@@ -52,43 +57,54 @@ class Tenants:
         await self._applier.apply_status(TENANTS, status_object(TENANTS, raw, body))
         return Outcome()
 
-    def differs(self, raw: Object, now: datetime) -> bool:
-        """True where the gateways say something that the status does not show."""
-        try:
-            view = self.view(raw, now)
-        except SpecError:
-            return False
-        fresh, shown = tenant_status(view), view.tenant.status
-        return fresh.usage != shown.usage or [_essence(c) for c in fresh.conditions] != [
-            _essence(c) for c in shown.conditions
-        ]
+    def changed(self) -> list[Key]:
+        """The Tenants of which the gateways say something that the status does not show."""
+        surroundings, now, found = self._surroundings(), self._now(), []
+        for key in self._store.all(TENANTS):
+            try:
+                view = self._view(key, surroundings, now)
+            except SpecError:
+                continue
+            if view is not None and _differs(tenant_status(view), view.tenant.status):
+                found.append(key)
+        return found
 
-    def view(self, raw: Object, now: datetime) -> TenantView:
-        """What a Tenant's status follows from. Raises SpecError."""
-        tenant = parse_tenant(raw)
-        namespace = tenant.metadata.namespace
-        models: dict[str, SloSpec | None] = {
-            model.metadata.name: references_of(self._store, model).slo for model in models_in(self._store, namespace)
-        }
+    def _surroundings(self) -> _Surroundings:
+        tenants = []
+        for key in self._store.all(TENANTS):
+            with suppress(SpecError):
+                tenants.append(self._store.parsed(TENANTS, key, parse_tenant))
+        models: dict[str, dict[str, SloSpec | None]] = {}
+        for model in models_in(self._store):
+            of_namespace = models.setdefault(model.metadata.namespace, {})
+            of_namespace[model.metadata.name] = references_of(self._store, model).slo
+        return _Surroundings(key_owners(filter(None, tenants)), models)
+
+    def _view(self, key: Key, surroundings: _Surroundings, now: datetime) -> TenantView | None:
+        """What a Tenant's status follows from; None where it is gone. Raises SpecError."""
+        tenant = self._store.parsed(TENANTS, key, parse_tenant)
+        if tenant is None:
+            return None
         return TenantView(
             tenant=tenant,
-            models=models,
-            others=self._others(tenant),
+            models=surroundings.models.get(key[0], {}),
+            key_owners=surroundings.owners,
             reports=reports_of(tenant, self._notes.gateways),
-            usage_written_at=self._usage_written.get(key_of(raw)),
+            usage_written_at=self._usage_written.get(key),
             now=now,
         )
 
-    def _others(self, tenant: Tenant) -> list[Tenant]:
-        others = []
-        for raw in self._store.all(TENANTS).values():
-            try:
-                other = parse(Tenant, raw)
-            except SpecError:
-                continue
-            if other.metadata.uid != tenant.metadata.uid:
-                others.append(other)
-        return others
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """What all Tenants' statuses need: owners of keys by hash, and the objectives of Models by namespace and name."""
+
+    owners: Mapping[str, Tenant]
+    models: Mapping[str, Mapping[str, SloSpec | None]]
+
+
+def _differs(fresh: TenantStatus, shown: TenantStatus) -> bool:
+    return fresh.usage != shown.usage or list(map(_essence, fresh.conditions)) != list(map(_essence, shown.conditions))
 
 
 def reports_of(tenant: Tenant, gateways: Sequence[GatewayView]) -> list[TenantReport]:

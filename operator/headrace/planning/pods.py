@@ -52,19 +52,20 @@ class PodReport:
 
 def report(pods: Iterable[Pod], revision: str) -> PodReport:
     """Sort a Model's pods by revision and state."""
-    terminating, current, older = [], [], []
+    terminating, current, older, failed = [], [], [], []
     for pod in pods:
-        if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") and not _failed(pod):
-            continue
+        phase = (pod.get("status") or {}).get("phase")
         if pod["metadata"].get("deletionTimestamp"):
             terminating.append(pod)
+        elif phase in ("Succeeded", "Failed"):  # its Deployment has replaced it
+            failed += [pod] if phase == "Failed" and revision_of(pod) == revision else []
         elif revision_of(pod) == revision:
             current.append(pod)
         else:
             older.append(pod)
     ready = [pod for pod in current if is_ready(pod)]
     waiting = [pod for pod in current if not is_ready(pod)]
-    problems = sorted(filter(None, map(problem_of, waiting)), key=lambda p: (_GRAVITY.get(p.reason, 0), p))
+    problems = sorted(filter(None, map(problem_of, [*waiting, *failed])), key=lambda p: (_GRAVITY.get(p.reason, 0), p))
     return PodReport(
         revision=revision,
         ready=len(ready),
@@ -80,7 +81,7 @@ def report(pods: Iterable[Pod], revision: str) -> PodReport:
     )
 
 
-_GRAVITY = {Why.UNSCHEDULABLE.value: 1, Why.CRASH_LOOP.value: 1}
+_GRAVITY = {Why.UNSCHEDULABLE.value: 1, Why.CRASH_LOOP.value: 1, Why.POD_FAILED.value: 2}
 """0 = most telling: what an engine wrote itself, a failed pull; then what only says that it does not run."""
 
 
@@ -174,10 +175,6 @@ def _fetched(pods: Sequence[Pod]) -> Termination | None:
                 if found is not None and found.shape is not None:
                     return found
     return None
-
-
-def _failed(pod: Pod) -> bool:
-    return (pod.get("status") or {}).get("phase") == "Failed" and not pod["metadata"].get("deletionTimestamp")
 
 
 def _statuses(pod: Pod, group: str) -> list[Mapping[str, Any]]:

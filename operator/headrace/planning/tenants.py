@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -31,7 +31,7 @@ class TenantView:
     models: Mapping[
         str, SloSpec | None
     ]  # objectives of the namespace's Models by name; None: the built-in, open to all
-    others: Sequence[Tenant]  # the other Tenants of the installation
+    key_owners: Mapping[str, Tenant]  # of the installation's Tenants, by the key's hash: see `key_owners`
     reports: Sequence[TenantReport]  # one for each ready gateway
     usage_written_at: datetime | None  # when `status.usage` was last changed
     now: datetime
@@ -60,16 +60,13 @@ def usage_to_show(view: TenantView) -> TenantUsage | None:
     return previous if recent or not _moved(previous, fresh) else fresh
 
 
-def key_conflicts(tenant: Tenant, others: Sequence[Tenant]) -> dict[str, Tenant]:
-    """Names of this Tenant's keys that an older Tenant has, with that Tenant."""
-    conflicts: dict[str, Tenant] = {}
-    for other in sorted(others, key=_age):
-        if _age(other) < _age(tenant):
-            taken = {key.sha256 for key in other.spec.api_keys}
-            for key in tenant.spec.api_keys:
-                if key.sha256 in taken:
-                    conflicts.setdefault(key.name, other)
-    return conflicts
+def key_owners(tenants: Iterable[Tenant]) -> dict[str, Tenant]:
+    """Who has each key, by its hash: of several Tenants the oldest."""
+    owners: dict[str, Tenant] = {}
+    for tenant in sorted(tenants, key=_age):
+        for key in tenant.spec.api_keys:
+            owners.setdefault(key.sha256, tenant)
+    return owners
 
 
 def _age(tenant: Tenant) -> tuple[str, str, str]:
@@ -87,7 +84,8 @@ def _ready(accepted: Condition, enforced: Condition) -> Condition:
 
 def _accepted(view: TenantView) -> Condition:
     kind, spec = ConditionType.ACCEPTED, view.tenant.spec
-    conflicts = key_conflicts(view.tenant, view.others)
+    owners = {key.name: view.key_owners.get(key.sha256, view.tenant) for key in spec.api_keys}
+    conflicts = {name: owner for name, owner in owners.items() if owner.metadata.uid != view.tenant.metadata.uid}
     if conflicts:
         names = ", ".join(f"{name!r} ({_whose(view.tenant, other)})" for name, other in sorted(conflicts.items()))
         return condition(kind, "False", Why.KEY_IN_USE, f"spec.apiKeys: an older Tenant has the same key: {names}")
