@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from headrace import __version__
 
-SUBCOMMANDS = ("plan", "explain", "replay", "key", "crds", "operator", "gateway")
+SUBCOMMANDS = ("plan", "explain", "replay", "key", "crds", "bench", "operator", "gateway")
 
 
 class UsageError(Exception):

@@ -1,0 +1,107 @@
+"""What one engine step costs, and what follows for a replica's capacity. Profiles are data (`profiles/*.json`).
+
+A step with n decoding sequences that hold k tokens of KV, and with prompt pieces of p tokens at context x, takes
+    step + sequence * n + kv * k + prefill * sum(p) + pair * sum(p * (2 x + p))          [seconds]
+so that a whole prompt of P tokens costs prefill * P + pair * P^2, however it is cut.
+
+Steady state. A replica that gets r requests/s, each of work w (below), spends the share rho = r w of its time on
+tokens; the rest pays the fixed part of steps. A step then takes T = step / (1 - rho), which is every sequence's time
+per output token. So a TPOT target bounds rho, and so do the slots and the KV pool through the number in flight, by
+Little's law.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from headrace.bench.trace import Floats, Ints
+
+FOLDER = Path(__file__).parent / "profiles"
+TPOT_SHARE = 0.9  # of its target that a step may take at the load which counts as the capacity
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One engine on one kind of accelerator. Times in seconds."""
+
+    name: str
+    about: str = ""
+    step_seconds: float
+    per_sequence_seconds: float
+    per_kv_token_seconds: float
+    per_prefill_token_seconds: float
+    per_prefill_pair_seconds: float = 0.0
+    kv_tokens: int
+    page_tokens: int = 64
+    max_sequences: int
+    max_batch_tokens: int
+    residual_percent: float = 0.0  # mean error on held-out steps; 0 = not fitted from steps
+
+    def prefill_s(self, prompt: Floats | Ints | float) -> Floats:
+        """Seconds that prompts take on an engine of their own, the fixed part of steps apart."""
+        tokens = np.asarray(prompt, dtype=np.float64)
+        return self.per_prefill_token_seconds * tokens + self.per_prefill_pair_seconds * tokens * tokens
+
+    def work_s(self, prompt: Ints, output: Ints) -> Floats:
+        """Seconds of a replica that each request takes, the fixed part of steps apart."""
+        prompt_f, output_f = prompt.astype(np.float64), output.astype(np.float64)
+        token = self.per_sequence_seconds + self.per_kv_token_seconds * (prompt_f + output_f / 2)
+        return np.asarray(self.prefill_s(prompt_f) + token * output_f)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """The mean request of a workload."""
+
+    prompt: float  # tokens
+    output: float  # tokens
+    work_s: float  # seconds of a replica
+    prefill_s: float
+    prefill_p99_s: float
+
+    @classmethod
+    def of(cls, profile: Profile, prompt: Ints, output: Ints) -> Mix:
+        """The mean over requests."""
+        prefill = profile.prefill_s(prompt)
+        return cls(
+            float(prompt.mean()),
+            float(output.mean()),
+            float(profile.work_s(prompt, output).mean()),
+            float(prefill.mean()),
+            float(np.quantile(prefill, 0.99)),
+        )
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What one replica can do for a mix at a TPOT target."""
+
+    rho: float  # share of its time for tokens; work arrives at rho seconds a second when it is full
+    slots: int  # requests in flight at that load
+    step_s: float  # of a step at that load
+    kv_tokens: float  # held at that load
+
+    @classmethod
+    def of(cls, profile: Profile, mix: Mix, tpot_s: float) -> Capacity:
+        """The largest load at which a step takes at most 0.9 of the target and slots and KV suffice."""
+        rho = max(0.05, 1.0 - profile.step_seconds / (TPOT_SHARE * tpot_s))
+        held = mix.prompt + mix.output / 2
+        residence = mix.output * profile.step_seconds + mix.prefill_s  # times 1 / (1 - rho)
+        for most in (profile.max_sequences, profile.kv_tokens / held):
+            rho = min(rho, most * mix.work_s / (most * mix.work_s + residence))
+        in_flight = rho / mix.work_s * residence / (1.0 - rho)
+        return cls(rho, max(1, round(in_flight)), profile.step_seconds / (1.0 - rho), in_flight * held)
+
+
+def load(name: str) -> Profile:
+    """A profile by its name, or from a file. Raises FileNotFoundError, msgspec.ValidationError."""
+    path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
+    return msgspec.json.decode(path.read_bytes(), type=Profile)
+
+
+def names() -> list[str]:
+    """Profiles that come with Headrace."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))

@@ -1,0 +1,87 @@
+"""`headrace bench autoscaling`: the controller in the simulator, against other autoscalers and an oracle."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+
+def register(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser("bench", help="benchmarks that need no cluster")
+    kinds = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
+    scaling = kinds.add_parser(
+        "autoscaling",
+        help="replay traces against the controller, other autoscalers and an oracle",
+        description="Writes results.json and report.md with plots into a folder. The format of a trace is found from "
+        "its columns: Azure CSV, Mooncake JSON lines, BurstGPT CSV, ServeGen rates, or a packed .npz.",
+    )
+    add = scaling.add_argument
+    add("--trace", action="append", default=[], metavar="FILE", help="file, or name of a packed trace; default: all")
+    add("--cold-start", default="30,120,300", metavar="SECONDS", help="separated by commas, default %(default)s")
+    add("--profile", default="h100-8b", metavar="NAME", help="engine profile: a name or a .json file")
+    add("--fraction", type=float, default=1.0, metavar="SHARE", help="replay the first share of each trace")
+    add("--jobs", type=int, default=1, metavar="N", help="traces at one time")
+    add("--seed", type=int, default=1, metavar="N", help="of everything random")
+    add("--output", type=Path, required=True, metavar="DIR")
+    scaling.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run and write."""
+    try:
+        import numpy  # noqa: F401
+    except ImportError as error:
+        from headrace.cli.main import UsageError
+
+        raise UsageError("benchmarks need numpy: install headrace[bench]") from error
+    return _autoscaling(arguments)
+
+
+def _autoscaling(arguments: argparse.Namespace) -> int:
+    from headrace.bench import autoscaling
+    from headrace.bench.cells import Grid
+    from headrace.bench.readers import TraceError
+    from headrace.cli.main import UsageError
+
+    if not 0 < arguments.fraction <= 1:
+        raise UsageError("--fraction must be above 0 and at most 1")
+    options = autoscaling.Options(
+        traces=tuple(arguments.trace),
+        grid=Grid(_seconds(arguments.cold_start)),
+        profile=arguments.profile,
+        fraction=arguments.fraction,
+        seed=arguments.seed,
+        jobs=max(1, arguments.jobs),
+    )
+    try:
+        rows = autoscaling.run(options)
+    except (TraceError, OSError) as error:
+        raise UsageError(str(error)) from error
+    if not rows:
+        raise UsageError("no trace is long enough for any of the cold starts")
+    print(autoscaling.write(rows, arguments.output, _command(arguments)))
+    return 0
+
+
+def _seconds(text: str) -> tuple[float, ...]:
+    from headrace.cli.main import UsageError
+
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise UsageError(f"--cold-start {text!r}: numbers of seconds, separated by commas") from error
+    if not values or not all(0 < value <= 86_400 for value in values):
+        raise UsageError(f"--cold-start {text!r}: seconds must be above 0 and at most a day")
+    return values
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    parts = ["headrace", "bench", "autoscaling"]
+    for name in arguments.trace:
+        parts += ["--trace", Path(name).name]
+    parts += ["--cold-start", arguments.cold_start, "--profile", arguments.profile]
+    parts += ["--fraction", f"{arguments.fraction:g}", "--seed", str(arguments.seed), "--output", arguments.output.name]
+    return shlex.join(parts)
