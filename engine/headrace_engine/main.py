@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -195,8 +196,13 @@ def _failed(error: StartError) -> int:
     return 1
 
 
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(0)
+
+
 def main() -> int:
     """Runs a command; its exit code."""
+    signal.signal(signal.SIGTERM, _leave)  # before serving has begun there is nothing to drain
     args = parser().parse_args()
     logs.set_up(args.log_level)
     try:

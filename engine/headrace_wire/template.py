@@ -21,7 +21,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-MAX_STEPS = 200_000  # loop turns and macro calls of one rendering
+MAX_STEPS = 50_000  # loop turns and macro calls of one rendering
 MAX_CHARACTERS = 8 << 20  # of one value, and of the whole rendering
 MAX_WORK = 1 << 27  # characters that all operations of one rendering touch
 MAX_TEMPLATE_CHARACTERS = 1 << 20

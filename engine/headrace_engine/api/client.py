@@ -138,10 +138,9 @@ class CoreLink:
                 self._outgoing.put_nowait(submit)
             yield box
         finally:
-            if box.unfinished:
+            box.close()
+            if box.unfinished:  # their ids stay taken until the core has confirmed their end
                 self.abort(sorted(box.unfinished), Reason.SLOW_READER if box.overflowed else Reason.CANCELLED)
-            for identity in ids:
-                self._boxes.pop(identity, None)
 
     def abort(self, ids: list[str], reason: Reason) -> None:
         """Ends these choices; each gets a terminal delta with the reason."""
@@ -213,10 +212,10 @@ class CoreLink:
     def _deliver(self, delta: Delta, now: float) -> None:
         box = self._boxes.get(delta.id)
         if box is None:
-            return  # its client has left
+            return
         if delta.finish is not None or delta.error is not None:
             del self._boxes[delta.id]
-        if self.on_delta is not None:
+        if self.on_delta is not None and not box.closed:
             self.on_delta(box, delta, now)
         box.put(delta)
 

@@ -40,6 +40,7 @@ class Mailbox:
         self.first: float | None = None  # arrival of the first token, s
         self.latest: float | None = None  # arrival of the latest token, s
         self.overflowed = False
+        self.closed = False  # nobody reads it any more
         self._index = {identity: index for index, identity in enumerate(ids)}
         self._bound = bound
         self._overflow = overflow
@@ -53,7 +54,7 @@ class Mailbox:
         """A delta from the core."""
         if delta.finish is not None or delta.error is not None:
             self.unfinished.discard(delta.id)
-        if self.overflowed or delta.id in self._dismissed:
+        if self.closed or self.overflowed or delta.id in self._dismissed:
             return
         if delta.error is not None:
             self.fail(failure(delta.error))
@@ -65,6 +66,11 @@ class Mailbox:
             self.overflowed = True
             self._waiting.clear()
             self._overflow()
+
+    def close(self) -> None:
+        """Its reader is gone: what still comes is only counted."""
+        self.closed = True
+        self._waiting.clear()
 
     def dismiss(self, identity: str) -> None:
         """This choice is complete: what the core still sends for it is dropped."""

@@ -114,5 +114,6 @@ class EngineProcess:
             self.lines.append(line if isinstance(line, dict) else {"text": text})
             if self.lines[-1].get("message") == "serving" and not self._serving.done():
                 self._serving.set_result(int(self.lines[-1]["port"]))
-        if not self._serving.done():
+        if not self._serving.done() and not self._serving.cancelled():
+            self._serving.add_done_callback(lambda ended: ended.exception())  # seen, also where nobody waits
             self._serving.set_exception(RuntimeError(f"the engine ended before it served: {list(self.lines)[-20:]}"))

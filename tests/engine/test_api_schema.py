@@ -1,0 +1,137 @@
+"""Bodies: what is accepted, what is refused and with which field; nothing but RequestError ever comes out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace_engine.api.schema import MAX_STOPS, read_chat, read_completion
+from headrace_wire.reasons import Reason, RequestError
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": USER, **fields}).encode()
+
+
+def completion(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", "prompt": "p", **fields}).encode()
+
+
+ACCEPTED: dict[str, dict[str, Any]] = {
+    "neutral-penalties": {"presence_penalty": 0, "frequency_penalty": 0.0},
+    "neutral-logprobs": {"logprobs": False, "top_logprobs": None},
+    "neutral-tools": {"tools": [], "tool_choice": "none"},
+    "text-format": {"response_format": {"type": "text"}},
+    "whole-number-as-temperature": {"temperature": 1},
+    "one-stop": {"stop": "x"},
+    "top-k-off": {"top_k": -1},
+    "negative-seed": {"seed": -5},
+    "ignored": {"user": {"any": "thing"}, "metadata": None, "store": True},
+    "message-as-a-client-library-dumps-it": {
+        "messages": [*USER, {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None}]
+    },
+}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "penalty": ({"presence_penalty": 0.5}, "presence_penalty"),
+    "logprobs": ({"logprobs": True}, "logprobs"),
+    "tools": ({"tools": [{"type": "function"}]}, "tools"),
+    "json-format": ({"response_format": {"type": "json_object"}}, "response_format"),
+    "role": ({"messages": [{"role": "god", "content": "x"}]}, "messages[0].role"),
+    "message-field": ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood"),
+    "no-content": ({"messages": [*USER, {"role": "assistant"}]}, "messages[1].content"),
+    "null-content": ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    "tool-calls": (
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
+        "messages[0].tool_calls",
+    ),
+    "image-part": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]},
+        "messages[0].content[0].type",
+    ),
+    "seed-too-large": ({"seed": 1 << 64}, "seed"),
+    "seed-fraction": ({"seed": 0.5}, "seed"),
+    "empty-stop": ({"stop": ["a", ""]}, "stop"),
+    "long-stop": ({"stop": "x" * 2000}, "stop"),
+    "many-stops": ({"stop": ["x"] * (MAX_STOPS + 1)}, "stop"),
+    "top-k-minus-two": ({"top_k": -2}, "top_k"),
+    "top-p-above-one": ({"top_p": 1.01}, "top_p"),
+    "temperature-bool": ({"temperature": True}, "temperature"),
+    "huge-priority": ({"headrace": {"priority": 1 << 40}}, "headrace.priority"),
+    "negative-left": ({"headrace": {"left_ms": -1}}, "headrace.left_ms"),
+    "long-id": ({"headrace": {"id": "x" * 200}}, "headrace.id"),
+    "long-salt": ({"headrace": {"salt": "aa" * 200}}, "headrace.salt"),
+}
+PROMPTS: dict[str, Any] = {
+    "list-of-strings": ["a", "b"],
+    "list-of-lists": [[1], [2]],
+    "mixed": [1, "a"],
+    "booleans": [True],
+    "fractions": [1.5],
+    "empty": "",
+    "empty-list": [],
+    "null": None,
+    "object": {},
+}
+
+
+@pytest.mark.parametrize("fields", ACCEPTED.values(), ids=ACCEPTED)
+def test_accepted(fields: dict[str, Any]) -> None:
+    assert read_chat(chat(**fields)).model == "m"
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_the_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_chat(chat(**fields))
+    assert (caught.value.reason, caught.value.param) == (Reason.INVALID_REQUEST, param)
+    assert caught.value.message.startswith(param)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
+def test_prompts_that_are_refused(prompt: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_completion(completion(prompt=prompt))
+    assert caught.value.param == "prompt"
+
+
+def test_max_completion_tokens_wins() -> None:
+    assert read_chat(chat(max_tokens=1, max_completion_tokens=2)).limit == ("max_completion_tokens", 2)
+    assert read_chat(chat(max_tokens=1)).limit == ("max_tokens", 1)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+# fmt: off
+FIELDS = [
+    "model", "messages", "prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids",
+    "ignore_eos", "n", "stream", "stream_options", "headrace", "user", "logprobs", "tools", "echo",
+]
+# fmt: on
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=6))
+@settings(max_examples=400, deadline=None)
+def test_any_json_is_read_or_refused(fields: dict[str, Any]) -> None:
+    for read, base in ((read_chat, {"model": "m", "messages": USER}), (read_completion, {"model": "m", "prompt": "p"})):
+        data = json.dumps({**base, **fields}).encode()
+        try:
+            read(data)
+        except RequestError as error:
+            assert error.reason is Reason.INVALID_REQUEST
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_chat(data)
+    assert caught.value.reason is Reason.INVALID_REQUEST
