@@ -73,13 +73,14 @@ class ApiServer:
         self.folder = Path(tempfile.mkdtemp(prefix="headrace-api-"))
         try:
             self._prepare()
-            for attempt in range(ATTEMPTS):
-                if self._start(last=attempt == ATTEMPTS - 1):
+            for _ in range(ATTEMPTS):
+                if self._start():
                     return self
+            told = "\n".join(f"--- {log.name}\n{tail_of_file(log)}" for log in sorted(self.folder.glob("*.log")))
+            raise ClusterError(f"the API server was not ready within {READY_WITHIN:.0f} s:\n{told}")
         except BaseException:
             self._stop()
             raise
-        raise ClusterError("unreachable: the last attempt raises")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -111,27 +112,24 @@ class ApiServer:
         self._admin = self._authority.issue("admin", "/O=system:masters/CN=admin")
         self._accounts = signing_key(self._authority.folder, "service-accounts")
 
-    def _start(self, last: bool) -> bool:
+    def _start(self) -> bool:
+        """Whether both are up; if not, neither is left."""
         ports = Ports.free()
         etcd = Etcd(self.folder / "etcd", ports.client, ports.peer)
         self.url = f"https://127.0.0.1:{ports.api}"
-        logs = self.folder / "etcd.log", self.folder / "kube-apiserver.log"
-        tied = ["setpriv", "--pdeathsig", "KILL", "--"]
+        tied = ["setpriv", "--pdeathsig", "KILL", "--"]  # none outlives this process
+        commands = {"etcd": etcd.argv(), "kube-apiserver": self._apiserver(etcd, ports.api).argv()}
         self._processes = [
-            spawn("etcd", [*tied, *etcd.argv()], logs[0]),
-            spawn("kube-apiserver", [*tied, *self._apiserver(etcd, ports.api).argv()], logs[1]),
+            spawn(name, [*tied, *command], self.folder / f"{name}.log") for name, command in commands.items()
         ]
         client = Client(self.url, self._authority.pair, self._admin)
         wait_until(lambda: client.ready() or not self._all_alive(), READY_WITHIN)
-        if self._all_alive() and client.ready():
-            content = kubeconfig.render(self.url, self._authority.pair, {"token": self.token})
-            self.kubeconfig = kubeconfig.write(self.folder / "kubeconfig", content)
-            return True
-        self._kill()
-        if last:
-            told = "\n".join(f"--- {log.name}\n{tail_of_file(log)}" for log in logs)
-            raise ClusterError(f"the API server was not ready within {READY_WITHIN:.0f} s:\n{told}")
-        return False
+        if not (self._all_alive() and client.ready()):
+            self._kill()
+            return False
+        content = kubeconfig.render(self.url, self._authority.pair, {"token": self.token})
+        self.kubeconfig = kubeconfig.write(self.folder / "kubeconfig", content)
+        return True
 
     def _apiserver(self, etcd: Etcd, port: int) -> Apiserver:
         extra = (

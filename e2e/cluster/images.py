@@ -32,8 +32,9 @@ def build(recipe: Recipe) -> str:
     require_root("building images")
     require_tools("buildah")
     base = baseimage.ensure(storage)
-    with cache.locked(cache.root() / f"build-{recipe.name}.lock", recipe.name):
+    with cache.locked(cache.root() / "build.lock", recipe.name):
         if not storage.has(name):
+            follow(storage.buildah("rm", "--all"), lambda line: None)  # what an interrupted build left
             usual = f"{recipe.usual}, seconds if only code has changed"
             with step(recipe.name, f"building {name}", usual) as running:
                 _bud(storage, recipe, (name, base), lambda line: setattr(running, "detail", line[:80]))

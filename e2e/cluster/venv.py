@@ -18,7 +18,7 @@ SOURCES = ("operator", "engine", "e2e")  # folders of a checkout whose packages 
 SCRIPTS = {  # what a checkout's .venv/bin holds: the call that each makes
     "headrace": "from headrace.cli.main import main",
     "headrace-engine": "from headrace_engine.main import main",
-    "pytest": "from pytest import console_main as main",
+    "pytest": "from pytest import main",
     "mypy": "from mypy.__main__ import console_entry as main",
     "lint-imports": "from importlinter.cli import lint_imports_command as main",
 }

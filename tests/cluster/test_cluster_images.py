@@ -146,7 +146,7 @@ def test_pip_settings_of_the_environment_win_and_secrets_of_other_kinds_stay_out
 
 
 def test_apt_options_that_decide_how_packages_are_reached() -> None:
-    dump = 'Acquire::Check-Date "false";\nAcquire::http::Proxy "http://proxy.example";\nAcquire::https "";\nAPT::Get "1";\n'
+    dump = 'Acquire::Check-Date "false";\nAcquire::http::Proxy "http://proxy.example";\nAPT::Get "1";\n'
     assert baseimage.machine_options(dump) == [
         'Acquire::Check-Date "false"',
         'Acquire::http::Proxy "http://proxy.example"',
