@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -24,7 +24,7 @@ class Options:
     """What is run."""
 
     traces: tuple[str, ...] = ()  # files, or names of packed traces; none = all packed ones
-    grid: Grid = Grid()
+    grid: Grid = field(default_factory=Grid)
     profile: str = "h100-8b"
     fraction: float = 1.0
     seed: int = 1

@@ -37,7 +37,10 @@ from headrace.bench.demand import Demand
 from headrace.bench.trace import Floats, Ints
 
 LEVELS = 24  # of crossing work, at most
-ROUNDS = 12  # of the search for the best price
+ROUNDS = 7  # of the search for the best price
+STRIDE = 1.5  # of the logarithm of the price
+MOST_EXPONENT = 16.0
+GOLDEN = 0.618
 LONG_S = 10.0  # the longer blocks
 MOST_BLOCKS = 5000  # longer demands have longer blocks
 
@@ -70,23 +73,27 @@ def lower_bound(demand: Demand, plant: Plant, objective: float) -> float:
 
 
 def _best_price(blocks: _Blocks, plant: Plant, objective: float) -> float:
+    """The dual is concave in the price: a bracket by powers, then a golden section of the logarithm."""
     allowed = (1.0 - objective) * blocks.requests
     levels = _levels(blocks, plant)
-    best, low = 0.0, 0.0
-    price = 4.0 * blocks.seconds * float(levels[-1]) * len(blocks.work) / max(blocks.requests, 1.0)
-    for _ in range(6):  # up to a price at which fewer are lost than allowed
-        bound, lost = _solve(blocks, plant, levels, price, allowed)
-        best = max(best, bound)
-        if lost <= allowed:
-            break
-        low, price = price, price * 8
-    high = price
+    scale = blocks.seconds * float(blocks.work.sum()) / (plant.rho_cap * blocks.seconds * max(blocks.requests, 1.0))
+    found: dict[float, float] = {}
+
+    def bound(exponent: float) -> float:
+        if exponent not in found:
+            found[exponent] = _solve(blocks, plant, levels, scale * math.exp(exponent), allowed)
+        return found[exponent]
+
+    centre = 1.0
+    while bound(centre + STRIDE) > bound(centre) and centre < MOST_EXPONENT:
+        centre += STRIDE
+    while bound(centre - STRIDE) > bound(centre):
+        centre -= STRIDE
+    low, high = centre - STRIDE, centre + STRIDE
     for _ in range(ROUNDS):
-        price = (low + high) / 2
-        bound, lost = _solve(blocks, plant, levels, price, allowed)
-        best = max(best, bound)
-        low, high = (price, high) if lost > allowed else (low, price)
-    return best
+        first, second = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+        low, high = (low, second) if bound(first) >= bound(second) else (first, high)
+    return max(0.0, *found.values())
 
 
 def _cut(demand: Demand, plant: Plant, width: int) -> _Blocks:
@@ -107,53 +114,47 @@ def _levels(blocks: _Blocks, plant: Plant) -> Floats:
     return np.arange(min(most, plant.max_replicas) * blocks.steps + 1) / blocks.steps
 
 
-def _solve(blocks: _Blocks, plant: Plant, levels: Floats, price: float, allowed: float) -> tuple[float, float]:
-    """The bound at a price, and the requests that its solution loses."""
+def _solve(blocks: _Blocks, plant: Plant, levels: Floats, price: float, allowed: float) -> float:
+    """The bound at a price."""
     lanes = max(3, min(LEVELS, math.ceil(2 * LEVELS * plant.patience_s / blocks.seconds)))
     crossing = np.linspace(0.0, 1.0, lanes)[None, :]  # share of the largest crossing work
     served = levels[:, None] * plant.rho_cap * blocks.seconds
+    paid = levels[:, None] * blocks.seconds
     cost = np.full((len(levels), lanes), np.inf)
     cost[:, 0] = 0.0
-    lost = np.zeros_like(cost)
-    rows = np.broadcast_to(np.arange(len(levels))[:, None], cost.shape)
+    rows = np.arange(len(levels))[:, None] * lanes
     before = 0.0
     for k in range(len(blocks.work)):
         if k:
-            cost, lost = _change(cost, lost, levels, plant.cold_start_s)
+            cost = _change(cost, levels, plant.cold_start_s)
         left = np.maximum(0.0, crossing * before + blocks.work[k] - served)
         most = float(blocks.late[k])
         crossed = np.minimum(left, most)
-        gone = (left - crossed) * blocks.density[k]
-        column = np.zeros(cost.shape, np.int64) if most <= 0 else (crossed / most * (lanes - 1) + 1e-9).astype(np.int64)
-        cost, lost = _gather(cost + levels[:, None] * blocks.seconds + price * gone, lost + gone, rows, column)
+        cost = cost + paid + (price * blocks.density[k]) * (left - crossed)
+        cost = _gather(cost, rows + _columns(crossed, most, lanes))
         before = most
-    at = np.unravel_index(int(np.argmin(cost)), cost.shape)
-    return float(cost[at]) - price * allowed, float(lost[at])
+    return float(cost.min()) - price * allowed
 
 
-def _change(cost: Floats, lost: Floats, levels: Floats, cold: float) -> tuple[Floats, Floats]:
+def _columns(crossed: Floats, most: float, lanes: int) -> Ints:
+    """The grid point at or below each crossing work."""
+    if most <= 0:
+        return np.zeros(crossed.shape, np.int64)
+    return np.asarray((crossed * ((lanes - 1) / most) + 1e-9).astype(np.int64))
+
+
+def _change(cost: Floats, levels: Floats, cold: float) -> Floats:
     """The best way to each level from any other: up costs `cold` for each replica, down nothing."""
-    lanes = np.arange(cost.shape[1])[None, :]
-    from_below = _running(cost - cold * levels[:, None])
-    up = cost[from_below, lanes] + cold * (levels[:, None] - levels[from_below])
-    from_above = len(levels) - 1 - _running(cost[::-1])[::-1]
-    down = cost[from_above, lanes]
-    chosen = np.where(down <= up, from_above, from_below)
-    return np.minimum(down, up), lost[chosen, lanes]
+    steps = cold * levels[:, None]
+    up = np.minimum.accumulate(cost - steps, axis=0) + steps
+    down = np.minimum.accumulate(cost[::-1], axis=0)[::-1]
+    return np.asarray(np.minimum(up, down))
 
 
-def _running(values: Floats) -> Ints:
-    """Index of the least so far, by column."""
-    least = np.minimum.accumulate(values, axis=0)
-    index = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
-    return np.asarray(np.maximum.accumulate(np.where(values <= least, index, 0), axis=0))
-
-
-def _gather(cost: Floats, lost: Floats, rows: Ints, column: Ints) -> tuple[Floats, Floats]:
-    """Bring states into the columns of their crossing work, the cheapest of each."""
-    best = np.full_like(cost, np.inf)
-    np.minimum.at(best, (rows, column), cost)
-    chosen = np.zeros_like(lost)
-    winners = cost <= best[rows, column]
-    chosen[rows[winners], column[winners]] = lost[winners]
-    return best, chosen
+def _gather(cost: Floats, states: Ints) -> Floats:
+    """The cheapest of those that come to the same state. `states` never falls along the flattened array."""
+    flat, target = cost.ravel(), states.ravel()
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(target)) + 1))
+    best = np.full(flat.shape, np.inf)
+    best[target[starts]] = np.minimum.reduceat(flat, starts)
+    return best.reshape(cost.shape)

@@ -34,7 +34,7 @@ class Verdict:
 
     @property
     def to_tuned(self) -> float | None:
-        """Our replica-seconds over those of the best that hindsight finds, where we attain as much, or the objective."""
+        """Our replica-seconds over the best that hindsight finds, where we attain as much, or the objective."""
         other = self.best_tuned
         if other is None or self.ours.attainment < min(other.attainment, self.ours.objective):
             return None
