@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 from collections.abc import Sequence
@@ -9,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.errors import ClusterError
-from cluster.oci import Image, write_archive
+from cluster.oci import CHUNK, Image, archive
 from cluster.process import run, tail_of
-from cluster.progress import say, step
+from cluster.progress import Step, say, step
 
 KEEP = 2  # versions of one repository that a node keeps
 
@@ -42,11 +43,11 @@ class NodeImages:
         present = self.present()
         missing = sum(blob.size for blob in image.blobs if blob.digest not in present)
         usual = "1 min" if missing > 1e9 else ""
-        with step("load", f"importing {image.name}: {missing / 1e6:.0f} MB that the node lacks", usual):
-            self._import(image, present)
+        with step("load", f"importing {image.name}: {missing / 1e6:.0f} MB that the node lacks", usual) as running:
+            self._import(image, present, running)
         self._forget_old(image.name)
 
-    def _import(self, image: Image, present: set[str]) -> None:
+    def _import(self, image: Image, present: set[str], running: Step) -> None:
         command = self._ctr("images", "import", "--snapshotter", "overlayfs", "-")
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -54,8 +55,14 @@ class NodeImages:
             if importer.stdin is None or importer.stdout is None:
                 raise ClusterError("ctr: no pipe")
             try:
-                write_archive(image, image.full_name, importer.stdin, present)
+                fcntl.fcntl(importer.stdin, fcntl.F_SETPIPE_SZ, CHUNK)
+                sent = 0  # bytes
+                for chunk in archive(image, image.full_name, present):
+                    importer.stdin.write(chunk)
+                    sent += len(chunk)
+                    running.detail = f"{sent / 1e6:.0f} MB sent"
                 importer.stdin.close()
+                running.detail = "unpacking"
             except BrokenPipeError:
                 pass  # ctr has ended; its own message says more
             told = importer.stdout.read().decode(errors="replace")

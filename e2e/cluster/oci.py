@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import tarfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -81,59 +80,35 @@ def single_layer(name: str, layer: Blob, config: Mapping[str, Any], architecture
     return Image(name, Blob.of(json.dumps(manifest).encode()), (settings, layer))
 
 
-def write_archive(image: Image, name: str, output: IO[bytes], present: Collection[str] = frozenset()) -> int:
-    """Write an OCI archive of `image`, called `name`, without the blobs in `present`; bytes of blobs written.
+def archive(image: Image, name: str, present: Collection[str] = frozenset()) -> Iterator[bytes]:
+    """An OCI archive (a tar) of `image`, called `name`, without the blobs in `present`.
 
     A node that has those blobs takes it like a whole one.
     """
     entry = image.manifest.descriptor(MANIFEST) | {"annotations": dict.fromkeys(NAMES, name)}
-    written = 0
-    with tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-        _add(archive, "oci-layout", Blob.of(b'{"imageLayoutVersion": "1.0.0"}'))
-        for blob in image.blobs:
-            if blob.digest not in present:
-                _add(archive, f"blobs/{blob.digest.replace(':', '/')}", blob)
-                written += blob.size
-        _add(archive, "index.json", Blob.of(json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode()))
-    return written
+    index = Blob.of(json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode())
+    yield from _file("oci-layout", Blob.of(b'{"imageLayoutVersion": "1.0.0"}'))
+    for blob in image.blobs:
+        if blob.digest not in present:
+            yield from _file(f"blobs/{blob.digest.replace(':', '/')}", blob)
+    yield from _file("index.json", index)
+    yield bytes(2 * tarfile.BLOCKSIZE)
 
 
 def file_layer(files: Mapping[str, bytes]) -> bytes:
     """A layer of executable files; the same input gives the same bytes."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name in sorted(files):
-            _add(archive, name, Blob.of(files[name]))
-    return buffer.getvalue()
+    parts = [part for name in sorted(files) for part in _file(name, Blob.of(files[name]))]
+    return b"".join([*parts, bytes(2 * tarfile.BLOCKSIZE)])
 
 
-class _Reader(io.RawIOBase):
-    """A stream over chunks, as tarfile wants one."""
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = iter(chunks)
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._rest = memoryview(chunk)
-        count = min(len(buffer), len(self._rest))
-        buffer[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count
-
-
-def _add(archive: tarfile.TarFile, name: str, blob: Blob) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size = blob.size
-    entry.mode = 0o755
-    archive.addfile(entry, io.BufferedReader(_Reader(blob.read()), CHUNK))
+def _file(name: str, blob: Blob) -> Iterator[bytes]:
+    """A file of a tar: header, content, padding to whole blocks."""
+    header = tarfile.TarInfo(name)
+    header.size = blob.size
+    header.mode = 0o755
+    yield header.tobuf(tarfile.PAX_FORMAT)
+    yield from blob.read()
+    yield bytes(-blob.size % tarfile.BLOCKSIZE)
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

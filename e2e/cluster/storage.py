@@ -16,7 +16,7 @@ from typing import Any
 
 from cluster import cache
 from cluster.errors import ClusterError
-from cluster.oci import CHUNK, Blob, Image, write_archive
+from cluster.oci import CHUNK, Blob, Image, archive
 from cluster.process import run, succeeds
 
 FILE = 1  # kind of a log entry: the content of a file; the other kind is bytes as they are
@@ -66,8 +66,8 @@ class Storage:
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / f"{image.manifest.digest.removeprefix('sha256:')}.tar"
         try:
-            with file.open("wb") as archive:
-                write_archive(image, f"localhost/{image.name}", archive)
+            with file.open("wb") as output:
+                output.writelines(archive(image, f"localhost/{image.name}"))
             run(self.buildah("pull", "--quiet", f"oci-archive:{file}"))
         finally:
             file.unlink(missing_ok=True)

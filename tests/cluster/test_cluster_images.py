@@ -14,18 +14,16 @@ from hypothesis import strategies as st
 
 from cluster import baseimage, context, pipconfig
 from cluster.nodeimages import keep_newest
-from cluster.oci import Blob, Image, file_layer, single_layer, write_archive
+from cluster.oci import Blob, Image, archive, file_layer, single_layer
 from cluster.storage import assemble
 
 IMAGE = single_layer("headrace/x:1", Blob.of(file_layer({"bin/x": b"program"})), {"Entrypoint": ["/bin/x"]}, "amd64")
 
 
 def _archive(image: Image, present: frozenset[str] = frozenset()) -> dict[str, bytes]:
-    output = io.BytesIO()
-    write_archive(image, "registry.example/x:1", output, present)
-    output.seek(0)
-    with tarfile.open(fileobj=output) as archive:
-        return {entry.name: file.read() for entry in archive if (file := archive.extractfile(entry))}
+    written = io.BytesIO(b"".join(archive(image, "registry.example/x:1", present)))
+    with tarfile.open(fileobj=written) as tar:
+        return {entry.name: file.read() for entry in tar if (file := tar.extractfile(entry))}
 
 
 def test_archive_is_whole_and_its_digests_hold() -> None:
@@ -59,8 +57,8 @@ def test_layer_is_put_together_from_log_and_folder(
     folder = tmp_path_factory.mktemp("diff")
     log: list[str] = []
     end = 0
-    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-        for entry in archive:
+    with tarfile.open(fileobj=io.BytesIO(tar)) as entries:
+        for entry in entries:
             (folder / entry.name).write_bytes(files[entry.name])
             log.append(json.dumps({"type": 2, "payload": base64.b64encode(tar[end : entry.offset_data]).decode()}))
             log.append(json.dumps({"type": 1, "name": f"./{entry.name}", "size": entry.size}))
