@@ -20,67 +20,50 @@ class Draw:
     sampling: Sampling
     position: int  # of the drawn token in the output, from 0
 
+    @property
+    def greedy(self) -> bool:
+        """The likeliest token, without noise."""
+        return self.sampling.temperature < GREEDY_BELOW
+
+    def cuts(self, vocab: int) -> bool:
+        """Does top-k or top-p exclude anything?"""
+        return 0 < self.sampling.top_k < vocab or self.sampling.top_p < 1.0
+
 
 def sample(logits: Tensor, draws: list[Draw]) -> list[int]:
     """One token id per row of `logits` (fp32 [rows, vocab]); the lowest id wins ties."""
-    random = [i for i, draw in enumerate(draws) if draw.sampling.temperature >= GREEDY_BELOW]
-    if not random:
-        greedy: list[int] = logits.argmax(-1).tolist()
-        return greedy
-    scores = logits.clone() if len(random) < len(draws) else logits
-    index = torch.tensor(random)
-    scores[index] = _noisy(logits[index], [draws[i] for i in random])
-    drawn: list[int] = scores.argmax(-1).tolist()
+    random = [i for i, draw in enumerate(draws) if not draw.greedy]
+    if random:
+        noisy = _noisy(logits[random], [draws[i] for i in random])
+        logits = noisy if len(random) == len(draws) else logits.index_copy(0, torch.tensor(random), noisy)
+    drawn: list[int] = logits.argmax(-1).tolist()
     return drawn
 
 
 def _noisy(logits: Tensor, draws: list[Draw]) -> Tensor:
     """Scaled and cut logits plus Gumbel noise: the largest is a draw from their softmax."""
-    temperature = torch.tensor([draw.sampling.temperature for draw in draws]).unsqueeze(1)
-    scaled = logits / temperature
-    scaled = _cut_top_k(scaled, draws)
-    scaled = _cut_top_p(scaled, draws)
-    seeds = torch.tensor([_signed(draw.sampling.seed) for draw in draws], dtype=torch.int64)
-    positions = torch.tensor([draw.position for draw in draws], dtype=torch.int64)
-    return scaled + gumbel(seeds, positions, logits.shape[1])
-
-
-def _cut_top_k(logits: Tensor, draws: list[Draw]) -> Tensor:
-    """Keep the k largest of each row that asks for it; of equals, the lower ids."""
     vocab = logits.shape[1]
-    rows = [i for i, draw in enumerate(draws) if 0 < draw.sampling.top_k < vocab]
-    if not rows:
-        return logits
-    index = torch.tensor(rows)
-    ranks = torch.arange(vocab).unsqueeze(0)
-    limits = torch.tensor([draws[i].sampling.top_k for i in rows]).unsqueeze(1)
-    return _keep(logits, index, ranks < limits)
+    scaled = logits / torch.tensor([draw.sampling.temperature for draw in draws]).unsqueeze(1)
+    cut = [i for i, draw in enumerate(draws) if draw.cuts(vocab)]
+    if cut:
+        scaled[cut] = _cut(scaled[cut], [draws[i].sampling for i in cut])
+    noise = gumbel([draw.sampling.seed for draw in draws], [draw.position for draw in draws], vocab)
+    return scaled.add_(torch.from_numpy(noise))
 
 
-def _cut_top_p(logits: Tensor, draws: list[Draw]) -> Tensor:
-    """Keep the smallest set of likeliest tokens that reaches top_p, at least one."""
-    rows = [i for i, draw in enumerate(draws) if draw.sampling.top_p < 1.0]
-    if not rows:
-        return logits
-    index = torch.tensor(rows)
-    limits = torch.tensor([draws[i].sampling.top_p for i in rows]).unsqueeze(1)
-    ordered = logits[index].softmax(-1).sort(-1, descending=True, stable=True).values
-    before = ordered.cumsum(-1) - ordered
-    keep = before < limits
+def _cut(logits: Tensor, samplings: list[Sampling]) -> Tensor:
+    """All but the kept tokens at minus infinity: the top_k largest, and of those the fewest that reach top_p.
+
+    Of equal logits the lower ids rank first; the likeliest token is always kept.
+    """
+    vocab = logits.shape[1]
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    top_k = torch.tensor([s.top_k if s.top_k > 0 else vocab for s in samplings]).unsqueeze(1)
+    top_p = torch.tensor([s.top_p for s in samplings]).unsqueeze(1)
+    keep = torch.arange(vocab).unsqueeze(0) < top_k
+    weights = ordered.masked_fill(~keep, float("-inf")).softmax(-1)
+    before = weights.cumsum(-1) - weights
+    keep &= (before < top_p) | (top_p >= 1.0)
     keep[:, 0] = True
-    return _keep(logits, index, keep)
-
-
-def _keep(logits: Tensor, index: Tensor, keep: Tensor) -> Tensor:
-    """Rows `index` with all but the ranks in `keep` (bool, by descending order) at minus infinity."""
-    order = logits[index].sort(-1, descending=True, stable=True).indices
-    kept = torch.zeros_like(order, dtype=torch.bool).scatter_(1, order, keep.expand_as(order))
-    cut = logits.clone()
-    cut[index] = logits[index].masked_fill(~kept, float("-inf"))
-    return cut
-
-
-def _signed(seed: int) -> int:
-    """The same 64 bits as a signed number."""
-    seed &= (1 << 64) - 1
-    return seed - (1 << 64) if seed >= 1 << 63 else seed
+    kept = torch.zeros_like(keep).scatter_(1, order, keep)
+    return logits.masked_fill(~kept, float("-inf"))
