@@ -18,8 +18,8 @@ from headrace.cluster.resources import Key, Resource, key_of
 
 log = logging.getLogger(__name__)
 
-INACTIVITY_S = 75.0  # the server sends a bookmark about each minute
-SERVER_TIMEOUT_S = 290  # the server ends a watch after so long; we go on from the last version
+SERVER_TIMEOUT_S = 60  # the server ends a watch after so long, with a bookmark; we go on from there
+INACTIVITY_S = 75.0  # so a watch that is silent for longer is dead
 BACKOFF_S = (0.25, 20.0)  # first and longest pause between failures
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import kopf
@@ -154,6 +154,7 @@ async def _kopf(operator: Operator, stop: asyncio.Event | None) -> None:
         return
     await kopf.operator(
         registry=operator.triggers.registry(operator.client.connection),
+        identity=cast(Any, operator.settings.identity),  # else kopf asks for a user name, which a bare uid has not
         settings=kopf_settings(),
         standalone=True,
         namespaces=operator.settings.namespaces,
