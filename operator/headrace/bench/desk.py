@@ -45,9 +45,16 @@ class Counts:
 class FastDesk:
     """The queue of one Model and its choice among `replicas` (those that serve, in order of their serial numbers)."""
 
-    def __init__(self, profile: Profile, classes: Sequence[ServiceClass], limits: QueueLimits, settings: Settings):
+    def __init__(
+        self,
+        profile: Profile,
+        classes: Sequence[ServiceClass],
+        limits: QueueLimits,
+        settings: Settings,
+        margin_s: float = 0.0,
+    ):
         self.profile, self.classes, self.settings = profile, classes, settings
-        rules = {c.name: ClassRule(c.priority, c.ttft_s) for c in classes}
+        rules = {c.name: ClassRule(c.priority, max(c.ttft_s / 2, c.ttft_s - margin_s)) for c in classes}
         self.queue: FairQueue[Request] = FairQueue(limits, rules)
         self.replicas: list[Replica] = []
         self._items: dict[int, Item[Request]] = {}  # queued, by the request's index
@@ -177,8 +184,15 @@ class FastDesk:
 class ExactDesk(FastDesk):
     """Asks production's `pick`. The reports are made for each choice, so they are never late."""
 
-    def __init__(self, profile: Profile, classes: Sequence[ServiceClass], limits: QueueLimits, settings: Settings):
-        super().__init__(profile, classes, limits, settings)
+    def __init__(
+        self,
+        profile: Profile,
+        classes: Sequence[ServiceClass],
+        limits: QueueLimits,
+        settings: Settings,
+        margin_s: float = 0.0,
+    ):
+        super().__init__(profile, classes, limits, settings, margin_s)
         self._ledger = LoadLedger()
         self._view = View("gateway", self._ledger, Breakers(), settings)
 

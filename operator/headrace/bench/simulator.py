@@ -43,6 +43,7 @@ class Setup:
     routing: Settings = field(default_factory=Settings)
     seed: int = 1
     exact: bool = False  # ask production's `pick` for each request
+    margin_s: float = 0.0  # of the TTFT target that the gateway's deadline leaves to the engine, beside the own prefill
 
 
 class Scaler(Protocol):
@@ -61,7 +62,7 @@ class Simulation:
         trace = setup.trace
         self.fleet = Fleet(setup.pods, setup.profile, setup.slots, trace.blocks is not None, setup.seed + 1)
         kind = ExactDesk if setup.exact else FastDesk
-        self.desk = kind(setup.profile, setup.classes, setup.limits, setup.routing)
+        self.desk = kind(setup.profile, setup.classes, setup.limits, setup.routing, setup.margin_s)
         self.ledger = Ledger.of(trace, setup.classes, setup.clients, setup.seed + 2)
         self.random = np.random.default_rng(setup.seed + 3)
         self.now = 0.0
