@@ -96,7 +96,12 @@ def path_file(root: Path) -> str:
 
 def script(root: Path, call: str) -> str:
     """A console script of a checkout."""
-    return f"#!{root / '.venv' / 'bin' / 'python'}\nimport sys\n{call}\nsys.exit(main())\n"
+    return (
+        f"#!{root / '.venv' / 'bin' / 'python'}\nimport sys\n{call}\n"
+        'if __name__ == "__main__":  # a spawned child reads this file too
+    sys.exit(main())
+'
+    )
 
 
 def _make_thin(root: Path, here: Path, packages: Path) -> None:
