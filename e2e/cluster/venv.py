@@ -95,13 +95,9 @@ def path_file(root: Path) -> str:
 
 
 def script(root: Path, call: str) -> str:
-    """A console script of a checkout."""
-    return (
-        f"#!{root / '.venv' / 'bin' / 'python'}\nimport sys\n{call}\n"
-        'if __name__ == "__main__":  # a spawned child reads this file too
-    sys.exit(main())
-'
-    )
+    """A console script of a checkout; a process that it spawns reads it too, and must not run it again."""
+    head = f"#!{root / '.venv' / 'bin' / 'python'}\nimport sys\n{call}\n"
+    return head + 'if __name__ == "__main__":\n    sys.exit(main())\n'
 
 
 def _make_thin(root: Path, here: Path, packages: Path) -> None:
