@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from headrace.cli.main import UsageError
 from headrace.cli.replay import run
 from headrace.scaling import Memory, Policy, Replicas, decide
-from headrace.scaling.record import Recorder, RecordError, replay
+from headrace.scaling.record import Recorder, RecordError, Ring, replay
 from headrace.scaling.types import ClassPolicy, ClassSample, Fault, FaultKind, GatewaySample, Sample
 from headrace.scaling.window import Window
 
@@ -93,6 +94,25 @@ def test_a_recording_may_begin_in_the_middle_with_the_window_as_it_stood() -> No
     without: list[str] = []
     Recorder(without.append).window(KEY, POLICY, Window(POLICY))
     assert replay([*without, *lines[1:]]).differences != ()  # without its past it is another story
+
+
+def test_a_ring_keeps_the_newest_and_what_it_keeps_replays() -> None:
+    ring, window, memory, current = Ring(decisions=10), Window(POLICY), Memory(), 2
+    for n in range(47):
+        at, wider = T0 + n, msgspec.structs.replace(POLICY, max_replicas=4 if n < 44 else 6)
+        made = sample(at, n % 5, n % 4)
+        ring.before(KEY, wider, window)
+        window.add(made)
+        ring.sample(KEY, made)
+        replicas = Replicas(current=current, ready=current)
+        decision = decide(wider, window, replicas, at, memory)
+        ring.decision(KEY, wider, replicas, memory, decision)
+        memory, current = decision.memory, decision.replicas
+    result = replay(ring.lines())
+    assert result.differences == () and result.decisions == 4 + 3  # since 40, and since the policy changed
+    assert ring.lines(KEY) == ring.lines() and ring.lines(("other", "one")) == []
+    ring.forget(KEY)
+    assert ring.lines() == []
 
 
 def command(capsys: pytest.CaptureFixture[str], name: str) -> tuple[int, str]:

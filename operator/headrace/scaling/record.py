@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -62,6 +63,51 @@ class Recorder:
     def _line(self, kind: str, key: ModelKey, **values: object) -> None:
         plain = {name: _finite(msgspec.to_builtins(value)) for name, value in values.items()}
         self._write(msgspec.json.encode({"kind": kind, "model": "/".join(key), **plain}).decode())
+
+
+class Ring:
+    """The newest part of a recording, in memory: of each Model the last one or two segments. Each replays alone.
+
+    For each sample call `before`, then `sample`, then `decision`.
+    """
+
+    def __init__(self, decisions: int = 120):
+        self._decisions = decisions  # of one segment
+        self._segments: dict[ModelKey, list[_Segment]] = {}
+
+    def before(self, key: ModelKey, policy: Policy, window: Window) -> None:
+        """Begin a segment if one is due: the first, after a full one, or after a change of policy."""
+        segments = self._segments.setdefault(key, [])
+        if not segments or segments[-1].decisions >= self._decisions or segments[-1].policy != policy:
+            segments.append(_Segment(policy))
+            del segments[:-2]
+            Recorder(segments[-1].lines.append).window(key, policy, window)
+
+    def sample(self, key: ModelKey, sample: Sample) -> None:
+        """A sample that was added to the window."""
+        Recorder(self._segments[key][-1].lines.append).sample(key, sample)
+
+    def decision(self, key: ModelKey, policy: Policy, replicas: Replicas, memory: Memory, decision: Decision) -> None:
+        """A decision and what it was made from; `memory` is the one that went in."""
+        segment = self._segments[key][-1]
+        segment.decisions += 1
+        Recorder(segment.lines.append).decision(key, policy, replicas, memory, decision)
+
+    def forget(self, key: ModelKey) -> None:
+        """The Model is gone."""
+        self._segments.pop(key, None)
+
+    def lines(self, key: ModelKey | None = None) -> list[str]:
+        """The recording of one Model, or of all."""
+        keys = sorted(self._segments) if key is None else [key]
+        return [line for k in keys for segment in self._segments.get(k, ()) for line in segment.lines]
+
+
+@dataclass
+class _Segment:
+    policy: Policy
+    decisions: int = 0
+    lines: list[str] = field(default_factory=list)
 
 
 def replay(lines: Iterable[str]) -> Replayed:
