@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from cluster import addresses, binaries, cache, configs, network, parts, pause, teardown
+from cluster import addresses, binaries, cache, configs, network, parts, pause, seed, teardown
 from cluster.addresses import Plan
 from cluster.cgroups import Groups
 from cluster.client import Client
@@ -60,7 +60,7 @@ class Instance:
         """The images of its node."""
         if not self.layout.containerd_socket.exists():
             raise ClusterError(f"instance {self.name} is down: run `python3 -m cluster up --name {self.name}` first")
-        return NodeImages(self.layout.containerd_socket, self.layout.home / "loaded.json")
+        return NodeImages(self.layout.containerd_socket, self.layout.loaded)
 
     def load(self, names: Iterable[str]) -> None:
         """Bring images of the machine's storage into its node; those that are there cost nothing."""
@@ -142,6 +142,7 @@ class _Start:
 
     def run(self) -> None:
         plan, layout = self._plan, self._layout
+        seed.from_neighbour(layout)
         for folder in (layout.images, layout.config, layout.logs):
             folder.mkdir(parents=True, exist_ok=True)
         self._record.save(layout.record)
