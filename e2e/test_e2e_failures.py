@@ -7,6 +7,7 @@ import pytest
 from rig.chat import chat, question
 from rig.kube import is_true, wait_until
 from rig.load import Load, Offer
+from rig.samples import scaled
 from rig.stage import Stage
 
 pytestmark = pytest.mark.e2e
@@ -38,8 +39,6 @@ def test_engine_killed_under_load_answers_or_explains_every_request(stage: Stage
 
 
 def test_gateway_restarted_at_zero_answers_the_next_request(stage: Stage) -> None:
-    from rig.samples import scaled
-
     with stage.model("sleeper", wait=False, scaling=scaled(0, 1)):
         wait_until("the Model is Ready at zero", lambda: stage.ready("sleeper"), within=90)
         wait_until("no pods run", lambda: not stage.pods("sleeper"), within=180)

@@ -67,6 +67,12 @@ class Stage:
         """Kill pods without grace."""
         self.kube.run("delete", "pod", "-n", namespace, "-l", selector, "--grace-period=0", "--force")
 
+    def restart_gateway(self) -> None:
+        """End the gateway's pod, with its process gone when this returns, and wait until the next one answers."""
+        selector = "app.kubernetes.io/component=gateway"
+        self.kube.run("delete", "pod", "-n", self.release, "-l", selector, "--wait=true", timeout=180)
+        self.wait_gateway()
+
     def wait_gateway(self) -> None:
         """Wait until the gateway answers again, with its objects known: an unknown model is 404, not a refused key."""
 
