@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.gateway.answer import Assembler
-from headrace.gateway.events import MAX_EVENT, EventTooLarge, Kind, Splitter, read_event
+from headrace.gateway.events import END, MAX_EVENT, EventTooLarge, Kind, Splitter, data_of, read_event
 
 SPELLINGS = {
     "with a space": b'data: {"a":1}\n\n',
@@ -27,7 +27,7 @@ SPELLINGS = {
 
 def datas(splitter: Splitter, pieces: list[bytes]) -> list[bytes]:
     events = [event for piece in pieces for event in splitter.feed(piece)] + splitter.finish()
-    return [event.data for event in events if event.data is not None]
+    return [data for event in events if (data := data_of(event)) is not None]
 
 
 @pytest.mark.parametrize("raw", SPELLINGS.values(), ids=SPELLINGS.keys())
@@ -39,19 +39,19 @@ def test_every_spelling_is_understood_cut_anywhere(raw: bytes) -> None:
 
 
 @given(st.lists(st.sampled_from(list(SPELLINGS.values())), max_size=6), st.data())
-def test_no_byte_is_lost_but_a_last_line_feed(parts: list[bytes], data: st.DataObject) -> None:
+def test_no_event_is_lost_or_changed(parts: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
-    bounds = [0, *cuts, len(stream)]
     splitter = Splitter()
-    raws = [event.raw for a, b in itertools.pairwise(bounds) for event in splitter.feed(stream[a:b])]
-    joined = b"".join(raws)
-    assert stream.startswith(joined) and stream[len(joined) :] in (b"", b"\n")
+    pieces = [stream[a:b] for a, b in itertools.pairwise([0, *cuts, len(stream)])]
+    events = [event for piece in pieces for event in splitter.feed(piece)]
+    again = datas(Splitter(), [END.join([*events, b""])])
+    assert [json.loads(found) for found in again] == [{"a": 1}] * len(parts)
 
 
 def test_comments_have_no_data() -> None:
     (event,) = Splitter().feed(b": keep-alive\n\n")
-    assert read_event(event).kind is Kind.COMMENT
+    assert read_event(data_of(event)).kind is Kind.COMMENT
 
 
 def test_an_endless_event_is_refused() -> None:
@@ -62,7 +62,7 @@ def test_an_endless_event_is_refused() -> None:
 
 
 def chunk(**fields: Any) -> bytes:
-    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+    return b"data: " + json.dumps(fields, separators=(",", ":")).encode() + b"\n\n"
 
 
 def delta(**fields: Any) -> dict[str, Any]:
@@ -90,12 +90,26 @@ MEANINGS = {
 @pytest.mark.parametrize(("raw", "kind"), MEANINGS.values(), ids=MEANINGS.keys())
 def test_what_an_event_means(raw: bytes, kind: Kind) -> None:
     (event,) = Splitter().feed(raw)
-    assert read_event(event).kind is kind
+    assert read_event(data_of(event)).kind is kind
+
+
+TRICKY = '"finish_reason":"stop"}]} "usage":{"error":"content":""[DONE]\\'
+
+
+@pytest.mark.parametrize("spaced", [False, True], ids=["compact", "spaced"])
+@pytest.mark.parametrize("finish", [None, "stop"])
+def test_content_cannot_pass_for_anything_else(spaced: bool, finish: str | None) -> None:
+    row = {"index": 0, "delta": {"content": TRICKY}, "finish_reason": finish}
+    data = json.dumps({"choices": [row]}, separators=None if spaced else (",", ":")).encode()
+    reading = read_event(data)
+    assert reading.kind is Kind.CONTENT
+    ended = reading.chunk is not None and reading.chunk.choices[0].finish_reason is not None
+    assert ended is (finish is not None)
 
 
 def test_usage_is_read() -> None:
     (event,) = Splitter().feed(chunk(choices=[], usage=USAGE))
-    reading = read_event(event)
+    reading = read_event(data_of(event))
     assert reading.chunk is not None and reading.chunk.usage is not None
     assert (reading.chunk.usage.prompt_tokens, reading.chunk.usage.completion_tokens) == (3, 2)
     assert reading.chunk.usage.cached == 1

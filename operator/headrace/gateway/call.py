@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from headrace.admission.types import Ask
 from headrace.api.model import Model
@@ -20,6 +21,7 @@ from headrace_wire.reasons import Reason, RequestError
 _WELL_FORMED = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 _START = os.urandom(6).hex()
 _NUMBERS = itertools.count(1)
+_salt = lru_cache(maxsize=4096)(tenant_salt)
 
 
 def new_id() -> str:
@@ -102,7 +104,7 @@ class Call:
             owner = f"{tenant.metadata.namespace}/{tenant.spec.cache_group}"
         elif scope != "shared":
             scope, owner = "tenant", tenant.metadata.uid or "/".join(self.tenant)
-        return tenant_salt(model.metadata.uid, scope, owner)
+        return _salt(model.metadata.uid, scope, owner)
 
 
 def context_of(model: Model, reported: int | None) -> int | None:

@@ -65,6 +65,11 @@ def too_large(limit: int) -> RequestError:
     return RequestError(Reason.BODY_TOO_LARGE, f"the body has more than {limit} bytes")
 
 
+def not_synced() -> RequestError:
+    """The error while nobody's key can be told from a wrong one."""
+    return RequestError(Reason.NO_CAPACITY, "the gateway has not read the cluster yet", retry_after=1)
+
+
 class Presence:
     """Cancels the task that serves a request when its client leaves, in whatever phase that is.
 

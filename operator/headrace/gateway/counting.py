@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 MAX_TOKENIZERS = 16
 MAX_BUNDLE = 64 * 1024 * 1024  # bytes
+AT_ONCE = 1024  # bytes of a body that is counted sooner than a thread wakes up
 BYTES_PER_TOKEN = 3  # of a prompt, while the tokenizer is unknown
 
 ObjectKey = tuple[str, str]  # namespace, name
@@ -56,8 +57,10 @@ class Counter:
             self._tokenizers.move_to_end(found.digest)
         return found
 
-    async def count(self, tokenizer: ChatTokenizer, body: Body) -> int:
-        """Prompt tokens of a body. Raises RequestError if the template refuses the messages."""
+    async def count(self, tokenizer: ChatTokenizer, body: Body, size: int) -> int:
+        """Prompt tokens of a body of `size` bytes. Raises RequestError if the template refuses the messages."""
+        if size <= AT_ONCE:
+            return count(tokenizer, body)
         return await asyncio.get_running_loop().run_in_executor(self._executor, count, tokenizer, body)
 
     async def learn(self, model: ObjectKey, digest: str, address: Address) -> bool:

@@ -138,7 +138,7 @@ class Desk:
         if refusal is not None:
             raise RequestError(refusal.reason, refusal.message, retry_after=self._retry_after(ticket.item, now))
         self._hub.fleet.hurry(self.model)
-        self.pump()
+        self.pump(now)
 
     def configure(self) -> None:
         """Take the classes that hold for the Model now."""
@@ -147,10 +147,11 @@ class Desk:
             self._rules = {c.name: ClassRule(c.priority, c.ttft_s) for c in self._hub.world.classes_of(model)}
             self.queue.configure(self._rules)
 
-    def pump(self) -> None:
+    def pump(self, now: float | None = None) -> None:
         """Shed what is too late and grant what fits; look again when the next thing is due."""
-        now = self.clock()
-        self._set_endpoints(now)
+        if now is None:
+            now = self.clock()
+            self._set_endpoints(now)
         for expired in self.queue.expire(now):
             refusal, item = expired.refusal, expired.item
             error = RequestError(refusal.reason, refusal.message, retry_after=self._retry_after(item, now))

@@ -36,10 +36,12 @@ class Engine:
     suspect_at: float | None = None  # it failed a request then, and has not reported since
     hurry: asyncio.Event = field(default_factory=asyncio.Event)  # poll now: there is work
     task: asyncio.Task[None] | None = None
+    _endpoint: Endpoint | None = None  # made when asked for; None after a change
 
     def suspect(self, now: float) -> None:
         """It failed a request: poll it now, and send it nothing until it reports."""
         self.suspect_at = now if self.suspect_at is None else self.suspect_at
+        self._endpoint = None
         self.hurry.set()
 
     def exists(self, now: float) -> bool:
@@ -48,15 +50,21 @@ class Engine:
             return False
         return self.suspect_at is None or now - self.suspect_at < SUSPECT_S
 
+    def reported(self, report: EngineState, now: float) -> None:
+        """A report came."""
+        self.report, self.reported_at, self.suspect_at, self._endpoint = report, now, None, None
+
     def endpoint(self) -> Endpoint:
         """What routing sees; a suspect has no report."""
-        return Endpoint(
-            id=self.address.pod,
-            address=self.address.netloc,
-            since=self.since,
-            report=self.report if self.suspect_at is None else None,
-            reported_at=self.reported_at,
-        )
+        if self._endpoint is None:
+            self._endpoint = Endpoint(
+                id=self.address.pod,
+                address=self.address.netloc,
+                since=self.since,
+                report=self.report if self.suspect_at is None else None,
+                reported_at=self.reported_at,
+            )
+        return self._endpoint
 
 
 class Fleet:
@@ -139,7 +147,7 @@ class Fleet:
             if report is not None:
                 now = self._clock()
                 await self._learn(engine, report)  # first: prompts are counted before they are dispatched
-                engine.report, engine.reported_at, engine.suspect_at = report, now, None
+                engine.reported(report, now)
                 self._on_change(engine.model)
             await self._pause(engine)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 import msgspec
 
 MAX_EVENT = 4 * 1024 * 1024  # bytes of one event
-DONE = b"data: [DONE]\n\n"
+END = b"\n\n"
 KEEP_ALIVE = b": waiting\n\n"
 
 _NEWLINE = rb"(?:\r\n|\n|\r(?!\n))"
@@ -21,55 +21,42 @@ class EventTooLarge(ValueError):
     """An event has more than MAX_EVENT bytes."""
 
 
-@dataclass(frozen=True)
-class Event:
-    """One event: the bytes as they came, its end included, and its data (None: only comments or other fields)."""
-
-    raw: bytes
-    data: bytes | None
-
-
 class Splitter:
-    """Cuts a byte stream into events at empty lines, whichever way lines end; keeps the rest for the next call."""
+    """Cuts a byte stream into events at empty lines, whichever way lines end; keeps the rest for the next call.
+
+    An event is its lines without the empty line at its end; events joined by END, with one behind, are a stream again.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> list[Event]:
+    def feed(self, data: bytes) -> list[bytes]:
         """The events that `data` completes. Raises EventTooLarge."""
         buffer = self._rest + data if self._rest else data
-        events: list[Event] = []
-        start = 0
-        if b"\r" in buffer:
-            for boundary in _BOUNDARY.finditer(buffer):
-                events.append(_event(buffer[start : boundary.end()]))
-                start = boundary.end()
-        else:
-            while (end := buffer.find(b"\n\n", start)) >= 0:
-                events.append(_event(buffer[start : end + 2]))
-                start = end + 2
-        self._rest = buffer[start:]
-        if len(self._rest) > MAX_EVENT:
+        events = _BOUNDARY.split(buffer) if b"\r" in buffer else buffer.split(END)
+        self._rest = rest = events.pop()
+        if len(rest) > MAX_EVENT:
             raise EventTooLarge(f"an event has more than {MAX_EVENT} bytes")
         return events
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[bytes]:
         """At the stream's end: what had no empty line after it."""
         rest, self._rest = self._rest, b""
-        return [_event(rest + b"\n\n")] if rest.strip() else []
+        return [rest] if rest.strip() else []
 
 
-def _event(raw: bytes) -> Event:
-    if raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw:
-        return Event(raw, raw[6:-2])
+def data_of(event: bytes) -> bytes | None:
+    """The data lines of an event, joined; None if it has only comments or other fields."""
+    if event.startswith(b"data: ") and b"\n" not in event and b"\r" not in event:
+        return event[6:]
     lines: list[bytes] = []
-    for line in _LINE.split(raw):
+    for line in _LINE.split(event):
         if line.startswith(b"data:"):
             lines.append(line[6:] if line.startswith(b"data: ") else line[5:])
-    return Event(raw, b"\n".join(lines) if lines else None)
+    return b"\n".join(lines) if lines else None
 
 
-class PromptDetails(msgspec.Struct):
+class PromptDetails(msgspec.Struct, gc=False):
     """`usage.prompt_tokens_details`."""
 
     cached_tokens: int = 0
@@ -97,7 +84,7 @@ class ErrorObject(msgspec.Struct):
     code: str | None = None
 
 
-class Delta(msgspec.Struct):
+class Delta(msgspec.Struct, gc=False):
     """`delta` of a chat choice."""
 
     content: str | None = None
@@ -112,14 +99,6 @@ class Choice(msgspec.Struct):
     delta: Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
-
-    @property
-    def has_content(self) -> bool:
-        """Text, reasoning or a tool call stands in it."""
-        if self.text:
-            return True
-        delta = self.delta
-        return delta is not None and bool(delta.content or delta.reasoning_content or delta.tool_calls)
 
 
 class Chunk(msgspec.Struct):
@@ -142,9 +121,8 @@ class Kind(Enum):
     MALFORMED = auto()
 
 
-@dataclass(frozen=True)
-class Reading:
-    """An event understood."""
+class Reading(NamedTuple):
+    """An event understood; a piece of content that ends nothing comes without its chunk."""
 
     kind: Kind
     chunk: Chunk | None = None
@@ -154,20 +132,43 @@ _DECODER = msgspec.json.Decoder(Chunk)
 _COMMENT = Reading(Kind.COMMENT)
 _DONE = Reading(Kind.DONE)
 _MALFORMED = Reading(Kind.MALFORMED)
+_CONTENT = Reading(Kind.CONTENT)
 
 
-def read_event(event: Event) -> Reading:
-    """What an event means; never raises."""
-    if event.data is None:
+def read_event(data: bytes | None) -> Reading:
+    """What an event with this data means; never raises."""
+    if data is None:
         return _COMMENT
-    if event.data.strip() == b"[DONE]":
+    if _is_plain_content(data):
+        return _CONTENT
+    if data.strip() == b"[DONE]":
         return _DONE
     try:
-        chunk = _DECODER.decode(event.data)
+        chunk = _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return _MALFORMED
     if chunk.error is not None:
         return Reading(Kind.ERROR, chunk)
-    if not chunk.choices:
-        return Reading(Kind.USAGE if chunk.usage is not None else Kind.OTHER, chunk)
-    return Reading(Kind.CONTENT if any(c.has_content for c in chunk.choices) else Kind.OTHER, chunk)
+    for choice in chunk.choices:
+        delta = choice.delta
+        if choice.text or (delta is not None and (delta.content or delta.reasoning_content or delta.tool_calls)):
+            return Reading(Kind.CONTENT, chunk)
+    if chunk.usage is not None and not chunk.choices:
+        return Reading(Kind.USAGE, chunk)
+    return Reading(Kind.OTHER, chunk)
+
+
+def _is_plain_content(data: bytes) -> bool:
+    """True only for a chunk with text, without finish reason, usage or error: most events, told without decoding.
+
+    Sound, since a quote inside a JSON string has a backslash before it, so these names match only as keys.
+    """
+    return (
+        (b'"content":"' in data or b'"text":"' in data)
+        and b'"finish_reason":null' in data
+        and b'"content":""' not in data
+        and b'"text":""' not in data
+        and b'"finish_reason":"' not in data
+        and b'"usage":{' not in data
+        and b'"error":' not in data
+    )

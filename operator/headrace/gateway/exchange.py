@@ -125,11 +125,12 @@ class Exchange:
             tokenizer = stage.counter.tokenizer(call.model)
         if tokenizer is None:
             return  # the engine counts
-        call.prompt_tokens = await stage.counter.count(tokenizer, call.body)
+        call.prompt_tokens = await stage.counter.count(tokenizer, call.body, call.size)
         call.counted = True
         context = context_of(call.target.model, stage.fleet.context(call.model))
         check_context(call.prompt_tokens, context, call.body.prompt_field)
         call.output_limit = output_limit(call, context, stage.settings.default_output)
+        say_limit(call, self._down)
         if self._account.reservation is not None:
             refusal = self._account.reservation.amend(call.ask(), stage.wall())
             if refusal is not None:
@@ -183,6 +184,12 @@ class Exchange:
                 return False  # it has cost its time already, or would do the same again
             free = error.failure is Failure.CONNECT
         return free or (attempt == 1 and self._stage.budget.take())
+
+
+def say_limit(call: Call, down: Downstream) -> None:
+    """Tell the client of an output limit that it did not choose."""
+    if call.output_limit != call.body.output_limit:
+        down.headers[b"x-headrace-max-tokens"] = b"%d" % call.output_limit
 
 
 def _refusal(head: Head, data: bytes) -> EngineRefused:

@@ -18,13 +18,14 @@ from headrace.gateway.client import (
     Receive,
     Scope,
     Send,
+    not_synced,
     read_body,
     too_large,
 )
 from headrace.gateway.counting import estimate
 from headrace.gateway.dialects import CHAT_PATH, COMPLETION_PATH
 from headrace.gateway.dispatch import Dispatcher
-from headrace.gateway.exchange import Exchange, Stage
+from headrace.gateway.exchange import Exchange, Stage, say_limit
 from headrace.gateway.identity import authenticate, resolve
 from headrace.gateway.ledger import Books, Times
 from headrace.gateway.world import World
@@ -81,7 +82,7 @@ class Gateway:
         """Identify, decode, resolve. Raises RequestError, ClientGone."""
         world, settings = self._parts.world, self._settings
         if not world.synced:
-            raise RequestError(Reason.NO_CAPACITY, "the gateway has not read the cluster yet", retry_after=1)
+            raise not_synced()
         tenant = authenticate(headers.get(b"authorization"), world.keys, self._stage.wall())
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > PATIENCE * settings.body_bytes:
@@ -129,15 +130,15 @@ class Gateway:
             down.keep_alive(settings.hold_s, settings.beat_s)
         tokenizer = stage.counter.tokenizer(call.model)
         if tokenizer is not None:
-            with stage.metrics.count.time():
-                call.prompt_tokens = await stage.counter.count(tokenizer, call.body)
+            began = stage.clock()
+            call.prompt_tokens = await stage.counter.count(tokenizer, call.body, call.size)
             call.counted = True
+            stage.metrics.count.observe(stage.clock() - began)
         context = context_of(call.target.model, stage.fleet.context(call.model))
         if call.counted:
             check_context(call.prompt_tokens, context, call.body.prompt_field)
         call.output_limit = output_limit(call, context, settings.default_output)
-        if call.output_limit != call.body.output_limit:
-            down.headers[b"x-headrace-max-tokens"] = b"%d" % call.output_limit
+        say_limit(call, down)
         account.reservation = self._reserve(call)
         ticket = self._parts.dispatcher.submit(call)
         try:

@@ -27,7 +27,7 @@ from headrace.gateway.rest import client_routes, state_routes
 from headrace.gateway.settings import Settings
 from headrace.gateway.state import Reporter
 from headrace.gateway.upstream import Pool
-from headrace.gateway.world import World
+from headrace.gateway.world import ObjectKey, World
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +94,7 @@ class Service:
         self._clients = _server(self._client_app(), ports.host, ports.clients, settings.drain_s)
         self._state = _server(self._state_app(), ports.host, ports.state, 1)
         self._tasks: list[asyncio.Task[None]] = []
+        self._tenants: set[ObjectKey] = set()  # those with a quota
 
     @property
     def port(self) -> int:
@@ -148,6 +149,9 @@ class Service:
         self.fleet.reconcile()
         for key, tenant in self.world.tenants.items():
             self.quotas.configure(key, tenant.spec.quota)
+        for key in self._tenants - self.world.tenants.keys():
+            self.quotas.forget(key)
+        self._tenants = set(self.world.tenants)
 
     def _client_app(self) -> Gateway:
         stage = Stage(
@@ -179,6 +183,7 @@ def _server(app: Any, host: str, port: int, drain_s: float) -> _Server:
         http="httptools",
         ws="none",
         lifespan="off",
+        proxy_headers=False,
         access_log=False,
         log_config=None,
         server_header=False,

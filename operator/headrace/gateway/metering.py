@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from headrace.gateway.histogram import Histogram
 from headrace.gateway.ledger import Measured, Outcome
 
 TTFT_EDGES = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 30, 60, 120)  # seconds
@@ -60,9 +61,7 @@ class Metrics:
         self.tpot = self._histogram("tpot", "Mean time per output token after the first.", TOKEN_EDGES)
         self.e2e = self._histogram("e2e", "Whole request there to end of the answer.", E2E_EDGES)
         self.queue = self._histogram("queue", "Whole request there to dispatch.", QUEUE_EDGES)
-        self.count = Histogram(
-            "headrace_count_seconds", "Counting a prompt.", registry=self.registry, buckets=COUNT_EDGES
-        )
+        self.count = self._histogram("count", "Counting a prompt.", COUNT_EDGES, ()).labels()
         self.queue_age = self._gauge("queue_age_seconds", "Age of the oldest undispatched request; 0: none.", _CLASS)
         self.queued = self._gauge("queued_requests", "Requests not yet dispatched.", _CLASS)
         self.in_flight = self._gauge("in_flight_requests", "Requests dispatched, not ended.", _CLASS)
@@ -82,5 +81,9 @@ class Metrics:
     def _gauge(self, name: str, help_: str, labels: tuple[str, ...]) -> Gauge:
         return Gauge(f"headrace_{name}", help_, labels, registry=self.registry)
 
-    def _histogram(self, name: str, help_: str, edges: tuple[float, ...]) -> Histogram:
-        return Histogram(f"headrace_{name}_seconds", help_, _CLASS, registry=self.registry, buckets=edges)
+    def _histogram(
+        self, name: str, help_: str, edges: tuple[float, ...], labels: tuple[str, ...] = _CLASS
+    ) -> Histogram:
+        histogram = Histogram(f"headrace_{name}_seconds", help_, labels, edges)
+        self.registry.register(histogram)
+        return histogram

@@ -6,11 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
-from prometheus_client import Histogram
 
 from headrace.gateway.answer import Assembler
 from headrace.gateway.client import Downstream
-from headrace.gateway.events import Chunk, ErrorObject, Event, EventTooLarge, Kind, Reading, Splitter, Usage, read_event
+from headrace.gateway.events import (
+    END,
+    Chunk,
+    ErrorObject,
+    EventTooLarge,
+    Kind,
+    Reading,
+    Splitter,
+    Usage,
+    data_of,
+    read_event,
+)
+from headrace.gateway.histogram import Buckets
 from headrace.gateway.ledger import Times
 from headrace.gateway.upstream import Connection, Failure, UpstreamError
 from headrace_wire.reasons import Reason, RequestError
@@ -56,6 +67,14 @@ class Progress:
     finished: set[int] = field(default_factory=set)  # choices with a finish reason
     done: bool = False
 
+    def note(self, chunk: Chunk) -> None:
+        """Take usage and finish reasons."""
+        if chunk.usage is not None:
+            self.usage = chunk.usage
+        for choice in chunk.choices:
+            if choice.finish_reason is not None:
+                self.finished.add(choice.index)
+
     def restart(self) -> None:
         """Forget what has come: another engine begins anew."""
         self.events, self.usage, self.done = 0, None, False
@@ -71,7 +90,7 @@ class Progress:
 class Relay:
     """One answer on its way from an engine to the client. Time is a function's, in monotonic seconds."""
 
-    def __init__(self, wish: Wish, down: Downstream, progress: Progress, itl: Histogram, clock: Callable[[], float]):
+    def __init__(self, wish: Wish, down: Downstream, progress: Progress, itl: Buckets, clock: Callable[[], float]):
         self._wish = wish
         self._progress = progress
         self._down = down
@@ -111,57 +130,55 @@ class Relay:
             if self._progress.events > before:
                 seen(self._progress.events)
             if self._progress.done:
-                await self._finish(b"".join(pieces))
+                await self._finish(_stream(pieces))
                 return
             if pieces and (self._sent or self._failure is None):
                 self._sent = True
-                await self._down.write(b"".join(pieces))
+                await self._down.write(_stream(pieces))
             if self._failure is not None:
                 raise self._failure
         raise UpstreamError(Failure.BROKEN, "the engine's answer ended before it was complete", untouched=False)
 
-    def _take(self, events: list[Event]) -> list[bytes]:
-        """What of these events the client gets now."""
-        now = self._clock()
-        pieces: list[bytes] = []
+    def _take(self, events: list[bytes]) -> list[bytes]:
+        """What of these events the client gets now; sets `done` or `_failure` where they end the answer."""
+        progress, shown, content = self._progress, [], 0
         for event in events:
-            reading = read_event(event)
-            if reading.kind is Kind.DONE:
-                self._progress.done = True
-                pieces.append(event.raw)
+            data = data_of(event)
+            reading = read_event(data)
+            kind, chunk = reading
+            if kind is Kind.DONE:
+                progress.done = True
+                shown.append(event)
                 break
-            self._failure = _failure(reading)
-            if self._failure is not None:
+            if kind is Kind.ERROR or kind is Kind.MALFORMED:
+                self._failure = _failure(reading)
                 break
-            if reading.chunk is not None:
-                self._note(reading.chunk, reading.kind, now)
-                self._join(event)
-            if reading.kind is not Kind.USAGE or self._wish.usage:
-                pieces.append(event.raw)
-        return pieces if self._wish.streams else []
+            content += kind is Kind.CONTENT
+            if chunk is not None:
+                progress.note(chunk)
+            if data is not None and not self._wish.streams:
+                self._join(data)
+            if kind is not Kind.USAGE or self._wish.usage:
+                shown.append(event)
+        if content:
+            self._time(content)
+        return shown if self._wish.streams else []
 
-    def _note(self, chunk: Chunk, kind: Kind, now: float) -> None:
-        progress = self._progress
-        if chunk.usage is not None:
-            progress.usage = chunk.usage
-        for choice in chunk.choices:
-            if choice.finish_reason is not None:
-                progress.finished.add(choice.index)
-        if kind is not Kind.CONTENT:
-            return
-        progress.events += 1
-        times = progress.times
-        if times.first is None:
+    def _time(self, content: int) -> None:
+        """So many events with content have come at once."""
+        now, times = self._clock(), self._progress.times
+        self._progress.events += content
+        if times.first is None or times.last is None:
             times.first = now
-        elif times.last is not None:
+        else:
             self._itl.observe(now - times.last)
         times.last = now
+        if content > 1:
+            self._itl.observe(0.0, content - 1)
 
-    def _join(self, event: Event) -> None:
-        if self._wish.streams or event.data is None:
-            return
+    def _join(self, data: bytes) -> None:
         try:
-            self._joined.take(event.data)
+            self._joined.take(data)
         except (msgspec.MsgspecError, AttributeError, TypeError) as error:
             raise UpstreamError(Failure.BROKEN, "the engine sent a malformed chunk", untouched=False) from error
         if self._joined.size > self._wish.max_answer:
@@ -177,6 +194,11 @@ class Relay:
             await self._down.finish(rest)
         else:
             await self._down.answer(200, self._joined.body())
+
+
+def _stream(events: list[bytes]) -> bytes:
+    """The events as they go over the wire."""
+    return END.join([*events, b""])
 
 
 def _failure(reading: Reading) -> UpstreamError | EngineRefused | None:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.api.gateway_state import GatewayState
-from headrace.gateway.client import error_headers
+from headrace.gateway.client import error_headers, not_synced
 from headrace.gateway.dialects import CHAT_PATH, COMPLETION_PATH
 from headrace.gateway.identity import authenticate
 from headrace.gateway.world import World
@@ -50,6 +50,8 @@ def client_routes(world: World) -> Starlette:
     """`GET /v1/models` and `GET /v1/models/NAME`: what the key may call. Everything else is an error object."""
 
     def listed(request: Request) -> dict[str, dict[str, Any]]:
+        if not world.synced:
+            raise not_synced()
         tenant = authenticate(_authorization(request), world.keys, time.time())
         namespace = tenant.metadata.namespace
         names = [ref.name for ref in tenant.spec.models if (namespace, ref.name) in world.models]
