@@ -59,7 +59,6 @@ def _attempt(hub: Hub, into: Path, access: Access) -> str:
     os.environ.setdefault("HF_HOME", str(into.parent / ".hub"))
     import huggingface_hub  # after the settings, which are read once
 
-    errors: tuple[type[BaseException], ...] = (OSError, RuntimeError, ValueError)
     api = huggingface_hub.HfApi(endpoint=access.endpoint, token=access.token or False)
     try:
         info = api.model_info(hub.repository, revision=hub.revision, files_metadata=True, timeout=_TIMEOUT_S)
@@ -74,7 +73,7 @@ def _attempt(hub: Hub, into: Path, access: Access) -> str:
         )
     except StartError:
         raise
-    except errors as error:
+    except Exception as error:  # the library's HTTP client brings a tree of its own
         raise _translated(hub, error) from error
     return str(info.sha)
 
@@ -108,7 +107,8 @@ def _translated(hub: Hub, error: BaseException) -> StartError:
     if isinstance(error, errors.RevisionNotFoundError):
         return StartError("SourceNotFound", f"{hub.repository} has no revision {hub.revision}")
     if isinstance(error, errors.EntryNotFoundError) and status == 404:
-        return StartError("ModelIncomplete", f"{hub.repository}: a listed file is missing: {_first_line(error)}")
+        file = str(getattr(getattr(error, "response", None), "url", "")).partition("/resolve/")[2].partition("/")[2]
+        return StartError("ModelIncomplete", f"{hub.repository} lists {file}, but does not have it", file)
     if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
         return StartError("SourceNotFound", f"there is no repository {hub.repository}")
     if isinstance(error, errors.HFValidationError):

@@ -62,7 +62,7 @@ def read_config(folder: Path) -> DecoderConfig:
         config = json.loads((folder / CONFIG).read_bytes())
     except FileNotFoundError as error:
         raise StartError("ModelInvalid", f"{CONFIG} is missing in {folder.name}", CONFIG) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StartError("ModelInvalid", f"{CONFIG} cannot be read: {error}", CONFIG) from error
     if not isinstance(config, dict):
         raise StartError("ModelInvalid", f"{CONFIG} is not a JSON object", CONFIG)

@@ -42,6 +42,12 @@ class Responder:
         self._writer.write(_head(status, extra) + body)
         await self._writer.drain()
 
+    async def bare(self, status: int, headers: dict[str, str]) -> None:
+        """A head without a body: the answer to HEAD."""
+        self.started = self.ended = True
+        self._writer.write(_head(status, headers))
+        await self._writer.drain()
+
     async def json(self, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
         """A JSON response."""
         await self.whole(status, json.dumps(value).encode(), headers)
