@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from cluster import binaries, instance, prepare, venv
+from cluster import binaries, clean, instance, prepare, venv
 from cluster import images as cluster_images
 from cluster.cgroups import Groups
 from cluster.errors import ClusterError, require_root
@@ -66,6 +66,13 @@ def _machine_verbs(verbs: Any) -> None:
     verb = _verb(verbs, "images", _images, "build the project's images and print their names", instance_name=False)
     verb.add_argument("--json", action="store_true", help="print one JSON object")
     verb.add_argument("--list", action="store_true", help="print the names only, build nothing")
+    _verb(
+        verbs,
+        "clean",
+        _clean,
+        "drop cached results that neither this checkout nor an instance needs",
+        instance_name=False,
+    )
     verb = _verb(verbs, "binary", _binary, "print the path of a compiled program", instance_name=False)
     verb.add_argument("program", choices=[program.name for program in binaries.PROGRAMS])
 
@@ -132,6 +139,10 @@ def _images(arguments: argparse.Namespace) -> None:
     names = cluster_images.current() if arguments.list else cluster_images.build_all()
     text = json.dumps(names) if arguments.json else "\n".join(names.values())
     sys.stdout.write(f"{text}\n")
+
+
+def _clean(_: argparse.Namespace) -> None:
+    clean.clean()
 
 
 def _binary(arguments: argparse.Namespace) -> None:

@@ -61,7 +61,6 @@ def ensure(root: Path = ROOT) -> Path:
 
 def third_party(requirements: Requirements) -> Path:
     """The shared environment, installed if it is not in the cache."""
-    interpreter = f"{sys.version} {sys.base_prefix}"
 
     def install(folder: Path) -> None:
         requirement_file = folder / "requirements.txt"
@@ -76,7 +75,12 @@ def third_party(requirements: Requirements) -> Path:
             _require_pip()
             follow(command, lambda line: setattr(running, "detail", line.strip()[:80]))
 
-    return cache.ensure("venv", requirements.key(interpreter), install)
+    return cache.ensure("venv", requirements.key(interpreter()), install)
+
+
+def interpreter() -> str:
+    """What tells this Python from others, as far as packages care."""
+    return f"{sys.version} {sys.base_prefix}"
 
 
 def site_packages(environment: Path) -> Path:

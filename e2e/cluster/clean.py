@@ -1,0 +1,40 @@
+"""Dropping cached results that nothing needs any more."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from cluster import binaries, cache, toolchain, venv
+from cluster.context import ROOT
+from cluster.paths import Layout
+from cluster.progress import say
+from cluster.record import Record
+
+KINDS = ("go", "venv", *(program.name for program in binaries.PROGRAMS))
+
+
+def clean() -> None:
+    """Remove results of other keys than this checkout's, unless a running instance uses them."""
+    needed = current() | in_use()
+    for kind in KINDS:
+        for result in sorted((cache.root() / kind).glob("*/")):
+            if not any(path.is_relative_to(result) for path in needed):
+                say("clean", f"removing {result}")
+                shutil.rmtree(result)
+
+
+def current() -> set[Path]:
+    """Where this checkout's results are, built or not."""
+    root = cache.root()
+    go = toolchain.find_go()
+    built = {root / program.name / binaries.key(program, go.version) for program in binaries.PROGRAMS}
+    environment = root / "venv" / venv.Requirements.of(ROOT).key(venv.interpreter())
+    return {*built, environment, go.path}
+
+
+def in_use() -> set[Path]:
+    """Binaries that instances run."""
+    homes = (cache.root() / "state").glob("*/")
+    records = [Record.load(Layout(home).record) for home in homes]
+    return {Path(record.kube) for record in records if record}

@@ -1,0 +1,29 @@
+"""Dropping cached results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster import clean
+from cluster.addresses import Plan
+from cluster.paths import Layout
+from cluster.record import Record
+
+
+def test_only_what_nobody_needs_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    needed = clean.current()
+    mine = [path for path in needed if path.is_relative_to(tmp_path)]
+    old, running = tmp_path / "kube" / "old", tmp_path / "kube" / "running"
+    for path in (*mine, old, running, tmp_path / "images" / "storage"):
+        path.mkdir(parents=True)
+    layout = Layout.of("demo")
+    layout.home.mkdir(parents=True)
+    Record(Plan("demo", 100), str(running / "kube"), "headrace/pause:1").save(layout.record)
+    clean.clean()
+    assert not old.exists()
+    assert running.exists()
+    assert (tmp_path / "images" / "storage").exists()
+    assert all(path.exists() for path in mine)
