@@ -1,4 +1,4 @@
-"""Random submits, aborts, failures, expiries, resets and steps at lags 0 to 2 against a runner that checks its pages."""
+"""Random submits, aborts, failures, expiries, resets and steps at lags 0 to 2; the fake runner checks its pages."""
 
 from __future__ import annotations
 

@@ -1,10 +1,14 @@
-"""Each family against transformers on random checkpoints, and against itself: alone, batched, chunked, cached, preempted."""
+"""Each family against transformers on random checkpoints, and against itself.
+
+That is: alone, in a batch, in chunks, after a prefix hit, after a preemption.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +92,6 @@ class Served:
         spec = kv.spec(self.config.shape, pages, self.dtype.itemsize, attention.layout)
         return TorchRunner(self.model, attention, spec, kv.allocate(self.config.shape, pages, attention))
 
-    @torch.inference_mode()
     def logits(self, tokens: list[int], attention: Attention | None = None) -> torch.Tensor:
         """Of every position, computed in chunks of 1, 7 and the rest."""
         attention = attention or CpuAttention(self.dtype)
@@ -98,10 +101,11 @@ class Served:
         rows = {1: Row(new)}
         parts = []
         bounds = sorted({0, min(1, len(tokens)), min(8, len(tokens)), len(tokens)})
-        for first, last in zip(bounds, bounds[1:], strict=False):
+        for first, last in pairwise(bounds):
             batch = build([RowStep(row=1, start=first, count=last - first, sample=True)], rows)
             meta = replace(batch.meta, logit_rows=torch.arange(last - first))
-            parts.append(self.model(batch.tokens, batch.positions, meta, attention, layers))
+            with torch.inference_mode():
+                parts.append(self.model(batch.tokens, batch.positions, meta, attention, layers))
         return torch.cat(parts)
 
 
@@ -119,9 +123,9 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     yield Served(folder)
 
 
-@torch.inference_mode()
 def oracle_logits(served: Served, tokens: list[int]) -> torch.Tensor:
-    logits: torch.Tensor = served.oracle(torch.tensor([tokens])).logits[0].float()
+    with torch.inference_mode():
+        logits: torch.Tensor = served.oracle(torch.tensor([tokens])).logits[0].float()
     return logits
 
 

@@ -43,8 +43,8 @@ class Deltas(msgspec.Struct, frozen=True, kw_only=True, tag="deltas"):
 class StateReport(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """The core's part of the state; the API process adds what only it knows.
 
-    That is: `engine`, `startup_s`, the model's `revision` and `tokenizer`, and `pending_step_age_ms` (the core is silent
-    while a step runs: it is the time since its last message while something is running or waiting).
+    That is: `engine`, `startup_s`, the model's `revision` and `tokenizer`, and `pending_step_age_ms` (the core is
+    silent while a step runs: it is the time since its last message while something is running or waiting).
     """
 
     state: EngineState

@@ -1,0 +1,128 @@
+"""CPU attention against the reference: decode, prefill and mixed steps, on straight and scattered pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from headrace_engine.attention.base import Attention, AttentionMeta
+from headrace_engine.attention.cpu import BLOCK, CpuAttention
+from headrace_engine.attention.reference import ReferenceAttention
+from headrace_wire.protocol import PAGE_TOKENS
+
+POOL = 40
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step: (context before, new tokens) of each row, those with one new token first."""
+
+    rows: tuple[tuple[int, int], ...]
+    heads: int = 4
+    kv_heads: int = 2
+    dim: int = 32
+    straight: bool = False
+
+
+CASES = {
+    "decode-first-token": Case(((0, 1),)),
+    "decode": Case(((100, 1), (63, 1), (64, 1), (5, 1))),
+    "decode-straight": Case(((100, 1), (63, 1), (64, 1), (5, 1)), straight=True),
+    "prefill-one-token-short-of-a-page": Case(((0, 63),)),
+    "prefill": Case(((0, 200),), straight=True),
+    "prefill-scattered": Case(((0, 200),)),
+    "prefill-a-whole-block": Case(((0, BLOCK),)),
+    "prefill-over-a-block": Case(((0, BLOCK + 1),)),
+    "chunk": Case(((130, 70),)),
+    "chunk-of-two": Case(((70, 2),)),
+    "mixed": Case(((300, 1), (1, 1), (0, 130), (64, 64), (17, 5))),
+    "mixed-straight": Case(((300, 1), (1, 1), (0, 130), (64, 64), (17, 5)), straight=True),
+    "multi-head": Case(((90, 1), (10, 80)), heads=4, kv_heads=4),
+    "multi-query": Case(((90, 1), (10, 80)), heads=8, kv_heads=1, dim=64),
+    "wide-head": Case(((90, 1), (10, 80)), heads=2, kv_heads=1, dim=128),
+}
+
+
+def tables(case: Case) -> torch.Tensor:
+    """A block table per row; pages are never shared."""
+    counts = [-(-(before + new) // PAGE_TOKENS) for before, new in case.rows]
+    pool = torch.arange(1, POOL + 1) if case.straight else torch.randperm(POOL) + 1
+    table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
+    at = 0
+    for row, count in enumerate(counts):
+        table[row, :count] = pool[at : at + count]
+        at += count
+    return table
+
+
+def meta(case: Case, table: torch.Tensor) -> AttentionMeta:
+    counts = [new for _, new in case.rows]
+    slots = [
+        int(table[r, p // PAGE_TOKENS]) * PAGE_TOKENS + p % PAGE_TOKENS
+        for r, (before, new) in enumerate(case.rows)
+        for p in range(before, before + new)
+    ]
+    return AttentionMeta(
+        decode_rows=counts.count(1),
+        query_start=torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32),
+        context_len=torch.tensor([before + new for before, new in case.rows], dtype=torch.int32),
+        logit_rows=torch.zeros(0, dtype=torch.int64),
+        pages=[table],
+        slots=[torch.tensor(slots)],
+        max_query=max(counts),
+        max_context=max(before + new for before, new in case.rows),
+    )
+
+
+def run(backend: Attention, case: Case, table: torch.Tensor, inputs: list[list[torch.Tensor]]) -> torch.Tensor:
+    """Fill the context row by row, then run the step itself; its output."""
+    kv = backend.allocate(POOL, case.kv_heads, case.dim)
+    for r, (before, _) in enumerate(case.rows):
+        if before:
+            fill = meta(Case(((0, before),), case.heads, case.kv_heads, case.dim), table[r : r + 1])
+            q, k, v = (x[:before] for x in inputs[r])
+            backend.run(q, k, v, kv, backend.prepare(fill))
+    new = [torch.cat([inputs[r][i][before:] for r, (before, _) in enumerate(case.rows)]) for i in range(3)]
+    return backend.run(new[0], new[1], new[2], kv, backend.prepare(meta(case, table)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_equals_the_reference(case: Case, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    table = tables(case)
+    inputs = [
+        [torch.randn(before + new, n, case.dim, dtype=dtype) for n in (case.heads, case.kv_heads, case.kv_heads)]
+        for before, new in case.rows
+    ]
+    want = run(ReferenceAttention(dtype), case, table, inputs)
+    got = run(CpuAttention(dtype), case, table, inputs)
+    tolerance = 2e-5 if dtype is torch.float32 else 2e-2
+    torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
+
+
+def test_the_reference_equals_scaled_dot_product_attention() -> None:
+    torch.manual_seed(1)
+    case = Case(((0, 90),), straight=True)
+    q, k, v = torch.randn(90, 4, 32), torch.randn(90, 2, 32), torch.randn(90, 2, 32)
+    got = run(ReferenceAttention(torch.float32), case, tables(case), [[q, k, v]])
+    want = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), is_causal=True, enable_gqa=True
+    )
+    torch.testing.assert_close(got, want.transpose(0, 1), atol=1e-5, rtol=1e-5)
+
+
+def test_other_rows_pages_stay_untouched() -> None:
+    backend = CpuAttention(torch.float32)
+    kv = backend.allocate(POOL, 2, 32)
+    kv.k.fill_(7.0)
+    case = Case(((0, 70),), straight=True)
+    table = tables(case)
+    q, k, v = torch.randn(70, 4, 32), torch.randn(70, 2, 32), torch.randn(70, 2, 32)
+    backend.run(q, k, v, kv, backend.prepare(meta(case, table)))
+    assert torch.equal(kv.k[:, 1], k[:64].transpose(0, 1))
+    assert (kv.k[:, 2, 6:] == 7.0).all()
+    assert (kv.k[:, 3:] == 7.0).all()
+    assert (kv.k[:, 0] == 7.0).all()

@@ -1,0 +1,98 @@
+"""The prefix cache: what is reused, what is never shared, what a new epoch forgets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace_engine.core.scheduler import Limits
+from headrace_engine.runner.driven import Driven, prompt
+from headrace_engine.runner.fake import VOCAB, generate
+from headrace_wire.reasons import Reason
+
+
+def run_one(world: Driven, name: str, tokens: list[int], **more: Any) -> int:
+    """Cached tokens of a request run alone."""
+    world.submit(name, tokens, **more)
+    world.run()
+    assert world.output(name) == generate(tokens, 4)
+    return world.end(name).cached
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "hit"),
+    [
+        pytest.param(200, 200, 192, id="same-prompt"),
+        pytest.param(128, 128, 64, id="whole-prompt-cached-still-computes"),
+        pytest.param(63, 63, 0, id="no-full-block"),
+        pytest.param(130, 70, 64, id="shorter"),
+        pytest.param(130, 300, 128, id="longer"),
+    ],
+)
+@pytest.mark.parametrize("lag", [0, 1])
+def test_full_blocks_of_a_shared_prefix_are_reused(first: int, second: int, hit: int, lag: int) -> None:
+    world = Driven(lag=lag)
+    assert run_one(world, "a", prompt(first)) == 0
+    assert run_one(world, "b", prompt(second)) == hit
+    firsts = [delta for delta in world.deltas["b"] if delta.tokens]
+    assert firsts[0].cached == firsts[-1].cached == hit
+
+
+def test_a_follow_up_hits_the_output_too() -> None:
+    world = Driven()
+    world.submit("a", prompt(100), max_tokens=100)
+    world.run()
+    assert run_one(world, "b", prompt(100) + world.output("a")) == 192
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param({}, {"salt": b"t"}, id="with-and-without-salt"),
+        pytest.param({"salt": b"s"}, {"salt": b"t"}, id="two-salts"),
+        pytest.param({}, {"adapter": b"t"}, id="with-and-without-adapter"),
+        pytest.param({"adapter": b"v1"}, {"adapter": b"v2"}, id="one-adapter-name-two-contents"),
+        pytest.param({"salt": b"x"}, {"adapter": b"x"}, id="salt-equal-to-an-adapter"),
+    ],
+)
+def test_prefixes_are_isolated(one: dict[str, bytes], other: dict[str, bytes]) -> None:
+    world = Driven()
+    assert run_one(world, "a", prompt(200), **one) == 0
+    assert run_one(world, "b", prompt(200), **other) == 0
+    assert run_one(world, "c", prompt(200), **one) == 192
+    assert run_one(world, "d", prompt(200), **other) == 192
+
+
+def test_a_reset_begins_a_new_epoch_also_for_what_runs_on() -> None:
+    world = Driven()
+    run_one(world, "before", prompt(200))
+    world.submit("across", prompt(300), max_tokens=4)
+    world.submit("queued", prompt(200), max_tokens=4)
+    world.scheduler.limits = Limits(max_sequences=1, max_batch_tokens=64, max_tokens=2048, vocab=VOCAB)
+    world.step()
+    assert world.running() == ["across"]
+    world.scheduler.reset_cache("01")
+    world.run()
+    assert world.end("queued").cached == 0
+    assert run_one(world, "after", prompt(300)) == 192, "only what was computed since is found"
+
+
+def test_recomputing_is_not_a_cache_hit() -> None:
+    world = Driven(sequences=1)
+    world.submit("low", prompt(200), max_tokens=50)
+    world.step(5)
+    world.submit("high", prompt(5), priority=1)
+    world.run()
+    assert world.scheduler.preemptions == 1
+    assert world.end("low").cached == 0
+
+
+def test_a_block_of_a_failed_step_is_never_found() -> None:
+    world = Driven(lag=1, budget=64)
+    world.submit("bad", prompt(200))
+    world.step(2)  # two chunks launched, one collected
+    world.runner.fail_rows = {world.scheduler.running[0].row: Reason.INTERNAL}
+    world.run()
+    assert world.end("bad").error is Reason.INTERNAL
+    assert run_one(world, "good", prompt(200)) == 64
