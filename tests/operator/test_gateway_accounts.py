@@ -202,6 +202,21 @@ def test_the_engine_is_never_sent_more_than_it_has_room_for() -> None:
     asyncio.run(main())
 
 
+def test_more_choices_than_an_engine_has_slots_wait_until_it_is_idle() -> None:
+    async def main() -> None:
+        world = make_world()
+        async with FakeEngine(max_sequences=2, tokens_per_s=50.0) as engine, serving(world) as gateway:
+            set_engines(world, engine)
+            await known(gateway)
+            first = asyncio.create_task(post(gateway))
+            await eventually(lambda: _running(engine))
+            answer = await post(gateway, n=5)
+            assert answer.status_code == 200 and len(answer.json()["choices"]) == 5
+            assert first.done(), "it did not go before the engine was idle"
+
+    asyncio.run(main())
+
+
 def test_higher_classes_go_first() -> None:
     async def main() -> None:
         world = make_world()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from headrace.gateway.relay import EngineRefused, Relay, Wish, refused
 from headrace.gateway.settings import Settings
 from headrace.gateway.upstream import Failure, Head, Pool, UpstreamError
 from headrace_wire.reasons import Reason, RequestError
+
+logger = logging.getLogger(__name__)
 
 MAX_ERROR = 64 * 1024  # bytes of an engine's error answer
 MAX_ATTEMPTS = 3  # of which only those that cost no engine's work are free of the budget
@@ -169,6 +172,9 @@ class Exchange:
         else:
             return  # the request's fault
         self._ticket.failed(engine)
+        logger.warning(
+            "An engine failed a request. model=%s pod=%s kind=%s", self._call.model, engine.address.pod, kind
+        )
         self._stage.metrics.upstream_failures.labels(*self._call.model, kind).inc()
 
     def _may_retry(self, error: UpstreamError | EngineRefused, attempt: int) -> bool:

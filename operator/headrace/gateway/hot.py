@@ -95,9 +95,6 @@ class Gateway:
         body = decode(data)
         wanted = headers.get(b"x-headrace-class")
         target = resolve(world, tenant, body.model, None if wanted is None else wanted.decode("latin-1"))
-        most = target.model.spec.engine.max_sequences
-        if body.choices > most:
-            raise RequestError(Reason.INVALID_REQUEST, f"n: the model runs at most {most} at one time", param="n")
         guess = estimate(len(data))
         return Call(own, target, body, len(data), Times(arrived), guess, deadline_s)
 
