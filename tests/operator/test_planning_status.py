@@ -312,6 +312,11 @@ def test_live_figures_are_written_seldom(
         assert class_statuses(after, [ClassFigures("fast", goodput, age)], SLO, NOW + timedelta(minutes=5)) == after
 
 
+def test_an_empty_queue_is_0s() -> None:
+    (shown_now,) = class_statuses([], [ClassFigures("fast", 1.0)], SLO, NOW)
+    assert (shown_now.goodput_percent, shown_now.queue_age) == (100, "0s")
+
+
 def test_a_missed_objective_shows_and_does_not_take_readiness_away() -> None:
     status = model_status(
         view([pod(ready=True)], slo=SLO, figures=[ClassFigures("fast", 0.5, 3.0)], history="over 1h: 70 %")

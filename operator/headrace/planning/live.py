@@ -42,10 +42,11 @@ def class_statuses(
 
 
 def _shown(figures: ClassFigures, now: datetime) -> ClassStatus:
+    age = round(figures.queue_age_s or 0.0, 3)
     return ClassStatus(
         name=figures.name,
         goodput_percent=None if figures.goodput is None else int(figures.goodput * 100),
-        queue_age=show_seconds(round(figures.queue_age_s or 0.0, 3)),
+        queue_age=show_seconds(age) if age else "0s",
         as_of=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
 
