@@ -152,8 +152,8 @@ def test_the_same_seed_gives_the_same() -> None:
 
 @pytest.mark.parametrize("replicas", [6, 4, 3], ids=["ample", "full", "short"])
 def test_discrete_events_agree_with_the_fluid(replicas: int) -> None:
-    """Share of good requests (to 2.5 percentage points) and replica-seconds (to 4 %) under Poisson arrivals that fill four
-    replicas to 97 %. The gateway's deadline leaves a quarter of a second to the engine, as the fluid model supposes."""
+    """Share of good requests (to 2.5 percentage points) and replica-seconds (to 4 %) under Poisson arrivals that fill
+    four replicas to 97 %. The gateway's deadline leaves a quarter of a second to the engine, as the fluid supposes."""
     slo = Slo("loose", 2.0, 0.06, 0.95)
     capacity = Capacity.of(H100, MIX, slo.tpot_s)
     random = np.random.default_rng(5)

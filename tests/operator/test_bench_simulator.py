@@ -1,4 +1,4 @@
-"""Discrete events: every request ends once, the same seed gives the same, and the fast desk chooses as production does."""
+"""Discrete events: every request ends once, the same seed gives the same, the fast desk chooses as production does."""
 
 from __future__ import annotations
 

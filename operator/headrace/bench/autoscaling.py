@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.bench import cells, demand, packed, profile, report
+from headrace.bench import cells, check, demand, packed, profile, report
 from headrace.bench.cells import Grid, Row
 from headrace.bench.readers import TraceError, read
 from headrace.bench.trace import Lengths, Series, Trace
@@ -29,6 +29,7 @@ class Options:
     fraction: float = 1.0
     seed: int = 1
     jobs: int = 1
+    check: bool = False  # the winners by discrete events, too
 
 
 def run(options: Options) -> list[Row]:
@@ -63,8 +64,13 @@ def _one(item: tuple[str, Options]) -> list[Row]:
     lengths = packed.load(packed.FOLDER / f"{LENGTHS}.npz")
     if isinstance(lengths, Series):
         raise TraceError(f"{LENGTHS}: holds no lengths")
-    workload = demand.build(found.first(options.fraction), lengths, engine, options.seed)
-    return cells.run(workload, engine, options.grid)
+    part = found.first(options.fraction)
+    workload = demand.build(part, lengths, engine, options.seed)
+    rows = cells.run(workload, engine, options.grid)
+    if options.check and rows:
+        trace, _ = demand.requests(part, lengths, engine, options.seed)
+        rows.extend(check.run(trace, engine, rows, options.seed))
+    return rows
 
 
 def write(rows: Sequence[Row], folder: Path, command: str) -> Path:

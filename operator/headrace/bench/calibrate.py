@@ -1,8 +1,8 @@
 """Recorded engine steps → the coefficients of a profile, by least squares that knows no negative times.
 
-A record is one line of JSON: `{"seconds": .., "sequences": n, "kvTokens": k, "prefill": [[tokens, context], ..]}`. Each step
-weighs by the inverse of its time, so that errors count in percent. Every HELD_OUT-th record is kept out of the fit (where there
-are enough of them) and gives the error that is reported.
+A record is one line of JSON: `{"seconds": .., "sequences": n, "kvTokens": k, "prefill": [[tokens, context], ..]}`. Each
+step weighs by the inverse of its time, so that errors count in percent. Every HELD_OUT-th record is kept out of the fit
+(where there are enough of them) and gives the error that is reported.
 """
 
 from __future__ import annotations

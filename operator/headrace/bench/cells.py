@@ -41,6 +41,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     actions_per_hour: float
     recovery_seconds: float
     objective: float = OBJECTIVE
+    model: str = "fluid"  # or "discrete"
+    margin_seconds: float = 0.0  # of the gateway's deadline, under discrete events
     frontier_replica_seconds: float | None = None  # fewest of any baseline's grid with at least this attainment
 
     @property
@@ -88,7 +90,7 @@ def run(demand: Demand, profile: Profile, grid: Grid) -> list[Row]:
     if not cells:
         return []
     progress = Progress(demand.name)
-    lanes = [_lane(cell, demand, profile) for cell in cells]
+    lanes = [lane_of(cell, demand, profile) for cell in cells]
     fleets = Fleets(demand, profile, lanes)
     production.run(fleets)
     progress.say("headrace")
@@ -116,7 +118,7 @@ class _Result:
     fleets: Fleets
 
 
-def _lane(cell: Cell, demand: Demand, profile: Profile) -> Lane:
+def lane_of(cell: Cell, demand: Demand, profile: Profile) -> Lane:
     one = Lane(cell.cold_start_s, cell.slo, 1, 1)
     rho = float(Fleets(demand, profile, [one]).rho_cap[0])
     first = max(1, round(60.0 / demand.dt))

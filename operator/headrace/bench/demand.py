@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from headrace.bench.arrivals import multiply, spread_quantised
+from headrace.bench.arrivals import multiply, renewal, spread_quantised
 from headrace.bench.profile import Mix, Profile
 from headrace.bench.trace import Floats, Lengths, Series, Trace
 
 MEAN_REPLICAS = 6.0  # traces that need fewer on the mean are multiplied to this
 USUAL_RHO = 0.8  # load of a replica that counts as full for that
+STEPS = ((4 * 3600.0, 1.0), (2 * 86_400.0, 2.0), (float("inf"), 5.0))  # of time, in series up to so long
 _EPSILON = 1e-9  # arrivals in an empty step, so that positions stay ordered
 
 
@@ -94,17 +95,25 @@ def copies_for(rate: float, mix: Mix) -> int:
     return max(1, round(MEAN_REPLICAS * USUAL_RHO / max(rate * mix.work_s, 1e-9)))
 
 
-def build(source: Trace | Series, lengths: Lengths | Trace, profile: Profile, seed: int) -> Demand:
-    """The demand of a workload at a fleet's size."""
+def requests(source: Trace | Series, lengths: Lengths | Trace, profile: Profile, seed: int) -> tuple[Trace, int]:
+    """The requests of a workload at a fleet's size, and how often each is replayed."""
     if isinstance(source, Trace):
-        mix = Mix.of(profile, source.prompt, source.output)
-        copies = copies_for(source.rate, mix)
-        trace = multiply(spread_quantised(source, seed), copies, seed + 1)
-        found = of_trace(trace, profile)
-        return Demand(found.name, found.dt, found.count, found.work, found.prompt, found.output, mix, copies)
-    mix = Mix.of(profile, lengths.prompt, lengths.output)
-    copies = copies_for(float(source.rate.mean()), mix)
-    scaled = Series(source.name, source.window_s, source.rate * copies, source.cv, source.gaps)
-    dt = 5.0 if source.duration_s > 2 * 86_400 else 1.0
-    found = of_series(scaled, lengths, profile, seed, dt)
-    return Demand(found.name, found.dt, found.count, found.work, found.prompt, found.output, mix, copies)
+        copies = copies_for(source.rate, Mix.of(profile, source.prompt, source.output))
+        return multiply(spread_quantised(source, seed), copies, seed + 1), copies
+    copies = copies_for(float(source.rate.mean()), Mix.of(profile, lengths.prompt, lengths.output))
+    return renewal(scaled(source, copies), lengths, seed), copies
+
+
+def scaled(series: Series, copies: int) -> Series:
+    """So many times the rate, as from so many independent populations of clients."""
+    return replace(series, rate=series.rate * copies)
+
+
+def build(source: Trace | Series, lengths: Lengths | Trace, profile: Profile, seed: int) -> Demand:
+    """The demand of a workload at a fleet's size; a series is never turned into single requests for it."""
+    if isinstance(source, Trace):
+        trace, copies = requests(source, lengths, profile, seed)
+        return replace(of_trace(trace, profile), copies=copies)
+    copies = copies_for(float(source.rate.mean()), Mix.of(profile, lengths.prompt, lengths.output))
+    dt = next(step for longest, step in STEPS if source.duration_s <= longest)
+    return replace(of_series(scaled(source, copies), lengths, profile, seed, dt), copies=copies)

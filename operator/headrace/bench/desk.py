@@ -1,9 +1,9 @@
 """The gateway in the simulator: the production queue, and the production choice of a replica or a fast form of it.
 
-Both desks order, age and shed with `headrace.admission.queue.FairQueue`. `ExactDesk` asks `headrace.routing.pick.pick` for
-each request, with a `LoadLedger` and the engines' reports. `FastDesk` applies the same rules to numbers that the replicas
-carry: with one gateway, the reports add nothing to its own ledger, so both choose alike (a test compares them). An empty queue
-is passed by: what is pushed and taken at once was never queued.
+Both desks order, age and shed with `headrace.admission.queue.FairQueue`. `ExactDesk` asks `headrace.routing.pick.pick`
+for each request, with a `LoadLedger` and the engines' reports. `FastDesk` applies the same rules to numbers that the
+replicas carry: with one gateway, the reports add nothing to its own ledger, so both choose alike (a test compares them).
+An empty queue is passed by: what is pushed and taken at once was never queued.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.bench.profile import Profile
 from headrace.bench.replica import Replica
 from headrace.bench.request import Request, ServiceClass
 from headrace.routing.breaker import Breakers
-from headrace.routing.ledger import LoadLedger, pages_of, predicted_pages
+from headrace.routing.ledger import LoadLedger, predicted_pages
 from headrace.routing.pick import View, pick
 from headrace.routing.types import Endpoint, NoCapacity, RouteRequest, Settings
 from headrace_wire.protocol import EngineState, Held, ModelInfo
@@ -28,6 +28,7 @@ EXPECTED_OUTPUT = 128.0  # tokens, until answers have been seen; as in the gatew
 LEARNING, MARGIN = 0.05, 1.5  # as in the gateway
 OUTPUT_LIMIT = 4096
 LOOK_AGAIN_S = 0.25
+COST_DIGITS = 6  # to which `pick` tells costs apart
 TENANT = ("default", "bench")
 
 
@@ -99,29 +100,39 @@ class FastDesk:
 
     def choose(self, request: Request, now: float) -> Replica | Blocked:
         """The rules of `headrace.routing.pick` on one gateway's own ledger."""
-        ttft = self.classes[request.service].ttft_s
+        ttft, rate = self.classes[request.service].ttft_s, self.rate
         pages, total, page = self._pages(request), self._total_pages, self.profile.page_tokens
-        allowed = self.settings.prefill_share * max(ttft - (now - request.arrived), ttft / 4) * self.rate
+        left = ttft - (now - request.arrived)
+        allowed = self.settings.prefill_share * (left if left > ttft / 4 else ttft / 4) * rate
         able: list[Replica] = []
-        least, blocked = math.inf, Blocked.ALL
+        least = near = math.inf
+        blocked = Blocked.ALL
         young = now < self._young_until and not all(
             now - r.ready_at < self.settings.slow_start_s for r in self.replicas
         )
-        for replica in self._serving(request):
-            slots = self._slots(replica, now) if young else replica.slots
-            taken = max(replica.pages, min(total, -(-replica.held // page)))
-            if replica.requests:
-                if replica.requests + 1 > slots:
+        for replica in self.replicas if not request.avoid else self._serving(request):
+            slots, requests, taken = replica.slots, replica.requests, replica.pages
+            if young:
+                slots = self._slots(replica, now)
+            if replica.held > taken * page:
+                taken = min(total, -(-replica.held // page))
+            if requests:
+                if requests >= slots:
                     continue
                 if taken + pages > total:
                     blocked = Blocked.ITEM
                     continue
-                if replica.queued and replica.queued > allowed:
+                if replica.queued > allowed:
                     continue
-            share = max(replica.requests / slots, taken / total)
-            cost = round(share + replica.queued / self.rate / max(ttft, 1e-3), 6)
+            share = requests / slots
+            if taken > share * total:
+                share = taken / total
+            cost = share + replica.queued / rate / ttft
+            if cost >= near:
+                continue
+            cost = round(cost, COST_DIGITS)
             if cost < least:
-                able, least = [replica], cost
+                able, least, near = [replica], cost, cost + 10.0**-COST_DIGITS
             elif cost == least:
                 able.append(replica)
         if not able:
@@ -138,9 +149,7 @@ class FastDesk:
         return replica.slots if grown >= 1 else max(1, math.ceil(replica.slots * grown))
 
     def _pages(self, request: Request) -> int:
-        shared = request.prompt // self.profile.page_tokens
-        rest = request.prompt - shared * self.profile.page_tokens
-        return shared + pages_of(rest + self.predicted())
+        return -(-(request.prompt + self.predicted()) // self.profile.page_tokens)
 
     def predicted(self) -> int:
         """Output tokens that a request is expected to have."""

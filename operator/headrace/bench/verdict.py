@@ -51,6 +51,8 @@ def verdicts(rows: Iterable[Row]) -> list[Verdict]:
     """By cell, the worst first."""
     cells: dict[CellKey, list[Row]] = {}
     for row in rows:
+        if row.model != "fluid":
+            continue
         cells.setdefault((row.trace, row.cold_start, row.slo), []).append(row)
     found = [v for key, members in cells.items() if (v := _verdict(key, members)) is not None]
     return sorted(found, key=lambda v: v.badness, reverse=True)

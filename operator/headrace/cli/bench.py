@@ -25,8 +25,20 @@ def register(commands: Any) -> None:
     add("--fraction", type=float, default=1.0, metavar="SHARE", help="replay the first share of each trace")
     add("--jobs", type=int, default=1, metavar="N", help="traces at one time")
     add("--seed", type=int, default=1, metavar="N", help="of everything random")
+    add("--check", action="store_true", help="replay the winners by discrete events, too")
     add("--output", type=Path, required=True, metavar="DIR")
     scaling.set_defaults(run=run)
+    fit = kinds.add_parser(
+        "calibrate",
+        help="fit an engine profile to recorded steps",
+        description="Reads steps as JSON lines {seconds, sequences, kvTokens, prefill: [[tokens, context], ...]} and "
+        "prints the profile with the error on steps that were held out.",
+    )
+    fit.add_argument("steps", type=Path, metavar="FILE", help="recorded steps")
+    fit.add_argument(
+        "--like", default="cpu-demo", metavar="NAME", help="profile that gives the rest, default %(default)s"
+    )
+    fit.set_defaults(run=_calibrate)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,6 +50,21 @@ def run(arguments: argparse.Namespace) -> int:
 
         raise UsageError("benchmarks need numpy: install headrace[bench]") from error
     return _autoscaling(arguments)
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    import msgspec
+
+    from headrace.bench import calibrate, profile
+    from headrace.cli.main import UsageError
+
+    try:
+        fit = calibrate.fit(calibrate.read(arguments.steps))
+        found = fit.profile(profile.load(arguments.like))
+    except (OSError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    return 0
 
 
 def _autoscaling(arguments: argparse.Namespace) -> int:
@@ -55,6 +82,7 @@ def _autoscaling(arguments: argparse.Namespace) -> int:
         fraction=arguments.fraction,
         seed=arguments.seed,
         jobs=max(1, arguments.jobs),
+        check=arguments.check,
     )
     try:
         rows = autoscaling.run(options)
@@ -83,5 +111,6 @@ def _command(arguments: argparse.Namespace) -> str:
     for name in arguments.trace:
         parts += ["--trace", Path(name).name]
     parts += ["--cold-start", arguments.cold_start, "--profile", arguments.profile]
-    parts += ["--fraction", f"{arguments.fraction:g}", "--seed", str(arguments.seed), "--output", arguments.output.name]
+    parts += ["--fraction", f"{arguments.fraction:g}", "--seed", str(arguments.seed)]
+    parts += [*(["--check"] if arguments.check else []), "--output", arguments.output.name]
     return shlex.join(parts)
