@@ -228,7 +228,7 @@ class CoreLink:
         with contextlib.suppress(zmq.Again):
             while True:
                 self._take(zmq.Socket.shadow(self._pull.underlying).recv(zmq.NOBLOCK))
-        process.join(0)
+        process.join(0.5)  # its files are closed: it is in its last milliseconds
         if self._stopping:
             return
         words = self.failed or messages.Failed(

@@ -77,11 +77,15 @@ class Engine:
     def _open(self) -> int:
         return self.app.generate.open
 
+    def stop(self) -> None:
+        """Begins to leave, as SIGTERM does."""
+        self._drain.begin()
+
     async def run(self, listening: socket.socket) -> Ended:
         """Serves on a bound socket until a signal, or until the core ends."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._drain.begin)
+            loop.add_signal_handler(number, self.stop)
         server = Server(
             uvicorn.Config(
                 self.app,

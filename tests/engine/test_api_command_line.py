@@ -1,0 +1,63 @@
+"""The command line teaches and refuses."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from headrace_engine.main import parse_bytes, parser
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0", 0), ("1024", 1024), ("512Mi", 512 << 20), ("2G", 2 * 10**9), ("1gib", 1 << 30), ("3 KiB", 3072)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5Gi", "Mi", "1Xi", "1i"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        parse_bytes(text)
+
+
+REFUSED = {
+    "no-command": [],
+    "no-path": ["serve"],
+    "port": ["serve", "x", "--port", "70000"],
+    "sequences": ["serve", "x", "--max-sequences", "0"],
+    "dtype": ["serve", "x", "--dtype", "int3"],
+    "percent": ["serve", "x", "--memory-percent", "101"],
+    "size": ["serve", "x", "--kv-cache-bytes", "lots"],
+    "no-target": ["fetch", "builtin://demo"],
+}
+
+
+@pytest.mark.parametrize("arguments", REFUSED.values(), ids=REFUSED)
+def test_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parser().parse_args(arguments)
+    assert caught.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_all_flags_of_a_pod_are_understood() -> None:
+    arguments = (
+        "serve /models/model --served-model-name chat --host 0.0.0.0 --port 8000 --max-model-len 2048 "
+        "--max-sequences 2 --max-batch-tokens 256 --dtype auto --kv-cache-bytes 512Mi --memory-percent 80 "
+        "--threads 0 --drain-seconds 120 --instance pod-1"
+    )
+    args = parser().parse_args(arguments.split())
+    assert (args.path, args.served_model_name, args.kv_cache_bytes) == ("/models/model", "chat", 512 << 20)
+    assert (args.drain_seconds, args.instance, args.threads) == (120.0, "pod-1", 0)
+
+
+@pytest.mark.parametrize("command", ["serve", "fetch"])
+def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args([command, "--help"])
+    text = capsys.readouterr().out
+    assert "builtin://demo" in text
+    assert len(text.splitlines()) > 20
