@@ -158,7 +158,7 @@ class Desk:
             _fail(item.payload, error)
         engines = self._hub.fleet.of(self.model)
         endpoints = [engine.endpoint() for engine in engines.values()] if len(self.queue) else []
-        while (taken := self.queue.take(lambda item: self._admit(item, endpoints, now), now)) is not None:
+        while len(self.queue) and (taken := self.queue.take(lambda item: self._admit(item, endpoints, now), now)):
             ticket, (pod, request) = taken[0].payload, taken[1]
             ticket.grant(engines[pod], self._loads.dispatch(pod, request), self._breakers.acquire(pod), now)
             self._drain.record(now)
