@@ -121,7 +121,9 @@ def _exec(arguments: argparse.Namespace) -> None:
 
 
 def _load(arguments: argparse.Namespace) -> None:
-    Instance(arguments.name).load(arguments.images or cluster_images.build_all().values())
+    found = Instance(arguments.name)
+    found.images()  # says so at once if it is down
+    found.load(arguments.images or cluster_images.build_all().values())
 
 
 def _setup(arguments: argparse.Namespace) -> None:
