@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.admission.quota import DAY, QuotaLedger, Reservation
-from headrace.admission.types import Ask, Limit, Refusal
+from headrace.admission.types import Ask, Limit, Refusal, Usage
 from headrace.api.tenant import Quota
 from headrace_wire.reasons import Reason
 
@@ -153,6 +153,19 @@ def test_more_than_reserved_is_charged_when_it_is_known() -> None:
     held = granted(book.reserve(TENANT, Ask(10, 10), T0))
     held.settle(50, T0 + 70)
     assert book.usage(TENANT, T0 + 70).tokens_last_minute == 30  # the 20 of before have left the window
+
+
+@pytest.mark.parametrize("end", ["settle", "cancel"])
+def test_what_has_left_the_window_is_not_given_back(end: str) -> None:
+    book = ledger(tokens_per_minute=100, requests_per_minute=2)
+    held = granted(book.reserve(TENANT, Ask(10, 80), T0))
+    if end == "settle":
+        held.settle(10, T0 + 70)
+    else:
+        held.cancel(T0 + 70)
+    assert book.usage(TENANT, T0 + 70) == Usage()
+    granted(book.reserve(TENANT, Ask(100, 0), T0 + 70))
+    refused(book.reserve(TENANT, Ask(1, 0), T0 + 70))
 
 
 def test_a_changed_spec_holds_for_the_live_ledger() -> None:
