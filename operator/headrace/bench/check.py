@@ -23,10 +23,7 @@ from headrace.bench.simulator import Scaler, Setup, Simulation
 from headrace.bench.trace import Trace
 from headrace.bench.verdict import verdicts
 
-MARGINS_S = (
-    0.0,
-    0.25,
-)  # what the gateway's deadline leaves to the engine: nothing as it is, and what the fluid supposes
+MARGINS_S = (0.0, 0.25)  # of the gateway's deadline: as it is, and what the fluid supposes
 MOST_REQUESTS = 400_000  # of a trace: its first part that holds so many
 BIN_S = 10.0
 

@@ -14,7 +14,7 @@ from headrace.bench.trace import Floats, Lengths, Series, Trace
 
 MEAN_REPLICAS = 6.0  # traces that need fewer on the mean are multiplied to this
 USUAL_RHO = 0.8  # load of a replica that counts as full for that
-STEPS = ((4 * 3600.0, 1.0), (2 * 86_400.0, 2.0), (float("inf"), 5.0))  # of time, in series up to so long
+STEPS = ((4 * 3600.0, 1.0), (float("inf"), 5.0))  # of time, in series up to so long
 _EPSILON = 1e-9  # arrivals in an empty step, so that positions stay ordered
 
 

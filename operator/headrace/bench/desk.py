@@ -2,8 +2,8 @@
 
 Both desks order, age and shed with `headrace.admission.queue.FairQueue`. `ExactDesk` asks `headrace.routing.pick.pick`
 for each request, with a `LoadLedger` and the engines' reports. `FastDesk` applies the same rules to numbers that the
-replicas carry: with one gateway, the reports add nothing to its own ledger, so both choose alike (a test compares them).
-An empty queue is passed by: what is pushed and taken at once was never queued.
+replicas carry: with one gateway, the reports add nothing to its own ledger, so both choose alike (a test compares
+them). An empty queue is passed by: what is pushed and taken at once was never queued.
 """
 
 from __future__ import annotations

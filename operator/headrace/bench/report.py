@@ -115,8 +115,8 @@ def _unreachable(cells: Sequence[Verdict]) -> str:
 CHECK = """## Checked by discrete events
 
 The controller, and the best baseline that hindsight finds, once more: single requests, engines step by step, the
-production queue and choice of a replica. `margin`: what the gateway's deadline leaves to the engine beside the request's
-own prefill. 0 is the production queue as it is; 0.25 s is what the fluid model supposes.
+production queue and choice of a replica. `margin`: what the gateway's deadline leaves to the engine beside the own
+prefill. 0 is the production queue as it is; 0.25 s is what the fluid model supposes.
 
 | trace | cold start | SLO | policy | margin s | attainment | fluid | replica-seconds | fluid | actions/h |
 |---|---|---|---|---|---|---|---|---|---|"""

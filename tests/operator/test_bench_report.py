@@ -1,0 +1,162 @@
+"""Verdicts, plots, the calibration, and the whole command on a tenth of a trace."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from headrace.bench import autoscaling, calibrate, profile, svg
+from headrace.bench.cells import Row
+from headrace.bench.production import NAME
+from headrace.bench.verdict import Summary, dominates, verdicts
+from headrace.cli.main import main
+
+
+def _row(policy: str, attainment: float, cost: float, **more: object) -> Row:
+    return Row(
+        trace="t", cold_start=30.0, slo="tight", policy=policy, attainment=attainment, goodput=1.0,
+        replica_seconds=cost, oracle_replica_seconds=100.0, actions_per_hour=1.0, recovery_seconds=0.0, **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+ROWS = [
+    _row(NAME, 0.97, 150.0),
+    _row("a", 0.98, 200.0),
+    _row("b", 0.90, 120.0),
+    _row("c", 0.99, 140.0),
+    _row("a", 0.96, 145.0, tuned=True),
+    _row("b", 0.94, 110.0, tuned=True),
+    _row("c", 0.99, 140.0, tuned=True),
+    _row("c", 0.10, 1.0, tuned=True, model="discrete"),
+]
+
+
+def test_verdict_of_a_cell() -> None:
+    (verdict,) = verdicts(ROWS)
+    assert verdict.to_oracle == 1.5
+    assert verdict.cheapest_default is not None and verdict.cheapest_default.policy == "c"
+    assert verdict.saved_to_default == pytest.approx(1 - 150 / 140)
+    assert (verdict.dominated_by_default, verdict.dominated_by_tuned) == (("c",), ("c",))
+    assert verdict.best_tuned is not None and verdict.best_tuned.policy == "c"  # the cheapest that meets 0.95
+    assert verdict.to_tuned == pytest.approx(150 / 140)
+
+
+def test_where_nobody_meets_the_objective_the_most_attained_counts() -> None:
+    rows = [_row(NAME, 0.90, 150.0), _row("a", 0.93, 300.0, tuned=True), _row("b", 0.91, 100.0, tuned=True)]
+    (verdict,) = verdicts(rows)
+    assert verdict.best_tuned is not None and verdict.best_tuned.policy == "a"
+    assert verdict.to_tuned is None  # we attain less
+    assert verdict.dominated_by_tuned == ("b",)
+    summary = Summary.of([verdict])
+    assert (summary.cells, summary.met, summary.reachable, summary.dominated_by_tuned) == (1, 0, 0, 1)
+
+
+def test_equal_rows_do_not_dominate_each_other() -> None:
+    assert not dominates(_row("a", 0.9, 10.0), _row("b", 0.9, 10.0))
+    assert not dominates(_row("a", 0.9, 9.0), _row("b", 0.9, 10.0))
+    assert dominates(_row("a", 0.91, 9.0), _row("b", 0.9, 10.0))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "wanted"),
+    [(0.0, 10.0, [0, 2, 4, 6, 8, 10]), (0.0, 0.95, [0, 0.2, 0.4, 0.6, 0.8]), (3.0, 3.0, [3.0])],
+)
+def test_ticks_are_round(low: float, high: float, wanted: list[float]) -> None:
+    assert svg.ticks(low, high) == pytest.approx(wanted)
+
+
+def test_plots_are_well_formed() -> None:
+    text = svg.lines(svg.Axes("a < b", "x", "y"), [svg.Line("one & two", [0, 1, 2], [0.0, 5.0, 2.0])])
+    root = ET.fromstring(text)
+    points = root.find("{http://www.w3.org/2000/svg}polyline")
+    assert points is not None and len(points.attrib["points"].split()) == 3
+    bars = ET.fromstring(svg.bars(svg.Axes("t", "x", "y"), ["a", "b"], [1.0, 2.0], mark=1.5))
+    assert len(bars.findall("{http://www.w3.org/2000/svg}rect")) == 3  # the ground and two bars
+    assert svg.lines(svg.Axes("empty", "x", "y"), []).endswith("</svg>\n")
+
+
+def test_calibration_finds_the_coefficients_again() -> None:
+    random = np.random.default_rng(1)
+    truth = np.array([0.01, 4e-4, 2e-6, 3e-4, 5e-8])
+    steps = []
+    for _ in range(60):
+        sequences, context = int(random.integers(0, 33)), int(random.integers(50, 2000))
+        prefill = ((int(random.integers(1, 512)), int(random.integers(0, 1000))),) if random.random() < 0.5 else ()
+        step = calibrate.Step(seconds=1.0, sequences=sequences, kv_tokens=sequences * context, prefill=prefill)
+        noise = 1 + 0.02 * random.normal()
+        steps.append(msgspec.structs.replace(step, seconds=float(np.dot(step.features, truth)) * noise))
+    fit = calibrate.fit(steps)
+    assert np.abs(np.array(fit.coefficients) / truth - 1).max() < 0.25
+    assert fit.held_out == 12 and fit.residual_percent < 4
+
+
+def test_calibration_knows_no_negative_times() -> None:
+    steps = [calibrate.Step(seconds=0.02 - 1e-4 * n, sequences=n, kv_tokens=0) for n in range(10)]
+    assert min(calibrate.fit(steps).coefficients) >= 0
+    with pytest.raises(ValueError, match="too few"):
+        calibrate.fit(steps[:3])
+
+
+def test_the_cpu_profile_is_the_fit_of_its_records(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "calibrate", str(profile.FOLDER / "cpu-demo-steps.jsonl")]) == 0
+    printed, kept = json.loads(capsys.readouterr().out), profile.load("cpu-demo")
+    for name, value in msgspec.to_builtins(kept).items():
+        assert printed[name] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value)
+    assert 0 < kept.residual_percent < 5
+
+
+def test_profiles_are_read_by_name_and_from_a_file(tmp_path: Path) -> None:
+    assert profile.names() == ["cpu-demo", "h100-8b"]
+    path = tmp_path / "own.json"
+    path.write_bytes(msgspec.json.encode(profile.load("h100-8b")))
+    assert profile.load(str(path)) == profile.load("h100-8b")
+
+
+def test_the_command_writes_results_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "autoscaling", "--trace", "azure_llm_2023_conv", "--fraction", "0.03", "--cold-start", "15"]
+    assert main([*arguments, "--check", "--output", str(tmp_path / "one")]) == 0
+    assert main([*arguments, "--output", str(tmp_path / "two")]) == 0
+    assert "one/report.md" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "one/results.json").read_text())
+    assert rows[: 2 * 15] == json.loads((tmp_path / "two/results.json").read_text())
+    wanted = {
+        "trace", "coldStart", "slo", "policy", "attainment", "goodput", "replicaSeconds", "oracleReplicaSeconds",
+        "actionsPerHour", "recoverySeconds",
+    }  # fmt: skip
+    assert all(wanted <= set(row) for row in rows)
+    fluid = [row for row in rows if row["model"] == "fluid"]
+    assert len(fluid) == 2 * (1 + 2 * 7) and len(rows) - len(fluid) == 2 * 3
+    met = [row for row in fluid if row["attainment"] >= row["objective"]]
+    assert all(row["replicaSeconds"] >= row["oracleReplicaSeconds"] * 0.98 for row in met)
+    text = (tmp_path / "one/report.md").read_text()
+    assert "`headrace bench autoscaling --trace azure_llm_2023_conv" in text and "## Checked by discrete events" in text
+    assert (tmp_path / "one/attainment.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--trace", "no-such-trace"], "neither a file nor one of"),
+        (["--trace", "azure_llm_2023_conv", "--cold-start", "soon"], "numbers of seconds"),
+        (["--trace", "azure_llm_2023_conv", "--cold-start", "-1"], "above 0"),
+        (["--trace", "azure_llm_2023_conv", "--fraction", "2"], "at most 1"),
+        (["--trace", "vidur_arxiv_summarization_lengths_first5000"], "long enough"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    arguments: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "autoscaling", *arguments, "--output", str(tmp_path)]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_traces_are_found_by_name_or_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n")
+    assert len(autoscaling.source(str(path)).prompt) == 1  # type: ignore[union-attr]
+    assert len(autoscaling.source("azure_llm_2023_code").prompt) == 8819  # type: ignore[union-attr]
