@@ -1,1 +1,1 @@
-"""The Headrace engine: paged attention, continuous batching and an OpenAI-compatible HTTP API. Knows nothing of Kubernetes."""
+"""The Headrace engine: paged attention, continuous batching, an OpenAI-compatible HTTP API; nothing of Kubernetes."""

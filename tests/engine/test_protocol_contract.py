@@ -23,6 +23,7 @@ from headrace_wire.protocol import PAGE_TOKENS, PROTOCOL, EngineState, Tokenizer
 CONTEXT = 512  # tokens
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 DEADLINE_S = 20.0
+FREED_S = 2.0  # a second, and one for a loaded machine
 
 
 @dataclass(frozen=True)
@@ -415,6 +416,6 @@ class TestLeaving:
                 assert not stream
         left = time.monotonic()
         state = engine.until(lambda state: state.running == state.waiting == 0)
-        assert time.monotonic() - left < 1.0
+        assert time.monotonic() - left < FREED_S
         assert not state.holders
         assert state.free + state.evictable == state.total
