@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,9 +78,10 @@ class CpuAttention:
 
 def _straight(table: Tensor, context_len: Tensor) -> list[bool]:
     """Which rows' pages are neighbours in rising order; entries after a row's end do not count."""
-    columns = torch.arange(table.shape[1], dtype=table.dtype)
-    beyond = columns >= (context_len[:, None] + PAGE_TOKENS - 1) // PAGE_TOKENS
-    straight: list[bool] = ((table - table[:, :1] == columns) | beyond).all(1).tolist()
+    pages, contexts = table.numpy(), context_len.numpy()
+    columns = np.arange(pages.shape[1], dtype=pages.dtype)
+    beyond = columns >= (contexts[:, None] + PAGE_TOKENS - 1) // PAGE_TOKENS
+    straight: list[bool] = ((pages - pages[:, :1] == columns) | beyond).all(1).tolist()
     return straight
 
 

@@ -63,44 +63,9 @@ _HEADS = (
     ("are you ", ("so are you ", "are you really ", "are you maybe ")),
     ("do you ", ("so do you ", "do you really ", "do you also ", "don't you ")),
 )
-_SYLLABLES = (
-    "ba",
-    "blo",
-    "cra",
-    "da",
-    "dri",
-    "fe",
-    "flim",
-    "ga",
-    "glo",
-    "ha",
-    "ji",
-    "ka",
-    "kru",
-    "la",
-    "lo",
-    "mi",
-    "mon",
-)
-_SYLLABLES_2 = (
-    "na",
-    "nor",
-    "pa",
-    "ple",
-    "qua",
-    "ra",
-    "ri",
-    "sno",
-    "ta",
-    "ti",
-    "tro",
-    "vex",
-    "wu",
-    "xi",
-    "zam",
-    "zor",
-    "lity",
-)
+_ONSETS = (*"bcdfghjklmnprstvwyz", "bl", "cl", "cr", "dr", "fl", "gr", "kn", "pl", "qu", "sh", "sn", "st", "th", "tr")
+_VOWELS = ("a", "e", "i", "o", "u", "a", "e", "i", "o", "oo", "ai", "ea", "ou")
+_CODAS = ("", "", "", "n", "r", "l", "m", "s", "t", "x", "ck", "ng", "mp", "st", "lity", "tion", "er", "ing")
 _PARTS = ("cache", "attention", "parallelism", "batching", "decoding", "queue", "token", "latency", "model", "routing")
 
 
@@ -111,6 +76,8 @@ class Dresser:
         self.rng = rng
         self._prefixes = corpus.prefixes
         self._suffixes = corpus.suffixes
+        self._words = corpus.synonyms
+        self._twins = {word.lower(): group for group in corpus.synonyms.groups for word in group}
         self._known = {normal(name) for term in corpus.terms for name in term.names}
 
     def dress(self, text: str) -> str:
@@ -128,6 +95,24 @@ class Dresser:
             text = self._typo(text)
         return self._case(self._mark(text)) or text
 
+    def vary(self, text: str) -> str:
+        """Other words for an everyday phrase: synonyms, a small word more or less."""
+        rng = self.rng
+        words = text.split(" ")
+        if rng.random() < 0.35:
+            words = [rng.choice(self._twins.get(w.lower(), (w,))) if rng.random() < 0.4 else w for w in words]
+        if len(words) > 2 and rng.random() < 0.12:
+            words.insert(rng.randrange(1, len(words)), rng.choice(self._words.inserts))
+        if len(words) > 3 and rng.random() < 0.10:
+            loose = [i for i, word in enumerate(words) if word in self._words.drops]
+            if loose:
+                del words[rng.choice(loose)]
+        return " ".join(words)
+
+    def join(self, first: str, second: str) -> str:
+        """Two phrases as one message."""
+        return first.rstrip("?") + self.rng.choice((", ", ". ", "! ", " and ", " ", ", ")) + second
+
     def pseudo(self) -> str:
         """A word that nobody knows: an acronym, a made-up word, or a made-up kind of a known thing."""
         rng = self.rng
@@ -135,7 +120,10 @@ class Dresser:
         if kind < 0.35:
             word = "".join(rng.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ") for _ in range(rng.randint(2, 5)))
         else:
-            word = "".join(rng.choice(_SYLLABLES + _SYLLABLES_2) for _ in range(rng.randint(2, 4)))
+            word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.randint(1, 3)))
+            word += rng.choice(_CODAS)
+            if rng.random() < 0.2:
+                word = word.capitalize()
             if kind > 0.90:
                 word = f"{word} {rng.choice(_PARTS)}"
             elif kind > 0.75:

@@ -35,6 +35,7 @@ class ChatMaker:
         self._kept = corpus.kept()
         self._clarify = next(i for i in corpus.intents if i.id == "clarify")
         self._others = [i for i in corpus.intents if i.id != "clarify"]
+        self._openers = [text for i in corpus.intents if i.id in ("greeting", "ack", "praise") for text in i.say]
         self._with_why = [t for t in corpus.terms if t.why is not None]
         self._with_improve = [t for t in corpus.terms if t.improve is not None]
 
@@ -46,13 +47,13 @@ class ChatMaker:
         """One chat of a random kind."""
         kind = self._rng.random()
         system = self._system() if self._rng.random() < 0.10 else None
-        if kind < 0.76:
+        if kind < 0.78:
             return Chat(system, (self._turn(()),))
-        if kind < 0.86:
+        if kind < 0.87:
             return Chat(system, self._follow_up())
-        if kind < 0.95:
-            return Chat(system, self._turns(self._rng.randint(2, 6)))
         if kind < 0.965:
+            return Chat(system, self._turns(self._rng.randint(2, 6)))
+        if kind < 0.975:
             return Chat(system, self._turns(self._rng.randint(7, 24)))
         return self._long()
 
@@ -118,11 +119,11 @@ class ChatMaker:
 
     def _turn(self, before: tuple[Turn, ...]) -> Turn:
         kind = self._rng.random()
-        if kind < 0.40:
+        if kind < 0.34:
             return self._define(self._rng.choice(self._corpus.terms))
-        if kind < 0.52:
+        if kind < 0.45:
             return self._reason()
-        if kind < 0.80:
+        if kind < 0.79:
             return self._intent(clear=not any(t.topic for t in before))
         return Turn(self._dress(self._unknown()), self._corpus.unknown.answer)
 
@@ -159,8 +160,12 @@ class ChatMaker:
         return self._ask("improve", term, term.improve or term.answer)
 
     def _intent(self, clear: bool) -> Turn:
-        many = self._clarify if clear and self._rng.random() < 0.04 else self._rng.choice(self._others)
-        return Turn(self._dress(self._rng.choice(many.say)), many.answer)
+        intent = self._clarify if clear and self._rng.random() < 0.04 else self._rng.choice(self._others)
+        text = self._dresser.vary(self._rng.choice(intent.say))
+        if len(text) < 40 and self._rng.random() < 0.15:
+            openers = self._openers if self._rng.random() < 0.4 else intent.say
+            text = self._dresser.join(self._rng.choice(openers), text)
+        return Turn(self._dress(text), intent.answer)
 
     def _unknown(self) -> str:
         rng, unknown, templates = self._rng, self._corpus.unknown, self._corpus.templates
@@ -175,4 +180,4 @@ class ChatMaker:
         question = rng.choice(unknown.questions.say)
         while "{n}" in question:
             question = question.replace("{n}", rng.choice(unknown.nouns.say), 1)
-        return question
+        return self._dresser.vary(question)

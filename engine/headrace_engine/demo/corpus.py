@@ -61,6 +61,15 @@ class Filler:
 
 
 @dataclass(frozen=True)
+class Synonyms:
+    """`groups`: words that may stand for each other; `inserts` may be added anywhere, `drops` left out."""
+
+    groups: tuple[tuple[str, ...], ...]
+    inserts: tuple[str, ...]
+    drops: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Corpus:
     """Everything that is written by hand; `withheld` holds definition questions kept for the evaluation."""
 
@@ -71,6 +80,7 @@ class Corpus:
     suffixes: tuple[str, ...]
     unknown: Unknown
     filler: Filler
+    synonyms: Synonyms
     withheld: tuple[tuple[str, Term], ...]  # question, term
 
     def answers(self) -> list[str]:
@@ -144,7 +154,7 @@ def load() -> Corpus:
     rows = _read("templates.toml")
     prefix = rows.pop("prefix")
     templates = {key: _phrases(row["say"], row["held"]) for key, row in rows.items()}
-    unknown, filler = _read("unknown.toml"), _read("filler.toml")
+    unknown, filler, words = _read("unknown.toml"), _read("filler.toml"), _read("synonyms.toml")
     return Corpus(
         terms=terms,
         intents=_intents(),
@@ -159,6 +169,9 @@ def load() -> Corpus:
         filler=Filler(
             Phrases(tuple(filler["systems"]), tuple(filler["held_systems"])),
             Phrases(tuple(filler["sentences"]), tuple(filler["held_sentences"])),
+        ),
+        synonyms=Synonyms(
+            tuple(tuple(group) for group in words["groups"]), tuple(words["inserts"]), frozenset(words["drops"])
         ),
         withheld=_withhold(terms, templates["define"]),
     )

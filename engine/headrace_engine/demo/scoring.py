@@ -64,8 +64,8 @@ def chunked(model: LlamaForCausalLM, encoded: Encoded, chunk: int) -> Tensor:
     starts = [*range(0, prompt, chunk), *range(prompt, len(encoded.ids))]
     cache, parts = None, []
     for start, end in zip(starts, [*starts[1:], len(encoded.ids)], strict=True):
-        out = model(torch.tensor([encoded.ids[start:end]]), past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = model(torch.tensor([encoded.ids[start:end]]), cache=cache, use_cache=True)
+        cache = out.cache
         parts.append(out.logits[0])
     return torch.cat(parts)
 

@@ -35,10 +35,11 @@ from headrace_engine.demo.tokenizer import (
 class Recipe:
     """How long and how fast to train."""
 
-    steps: int = 1200
+    steps: int = 1000
     tokens: int = 3584  # per step, padding included
+    usual: int = 1400  # tokens to learn per step, about
     rate: float = 3e-3  # peak learning rate
-    warmup: float = 0.1  # share of the steps
+    warmup: float = 0.06  # share of the steps
     decay: float = 0.05  # weight decay
     dropout: float = 0.1  # share of merges skipped in a third of the questions
     pool: int = 4096  # chats that are sorted by length together
@@ -89,11 +90,11 @@ def tensors(group: list[Encoded]) -> tuple[Tensor, Tensor]:
     return ids, learn
 
 
-def loss_of(network: Llama, group: list[Encoded]) -> Tensor:
-    """Mean cross entropy of the tokens to learn."""
+def loss_of(network: Llama, group: list[Encoded], usual: int) -> Tensor:
+    """Cross entropy summed over the tokens to learn, per `usual` number of them: each token weighs the same."""
     ids, learn = tensors(group)
     target = learn[:, 1:]
-    return F.cross_entropy(network(ids[:, :-1], target), ids[:, 1:][target])
+    return F.cross_entropy(network(ids[:, :-1], target), ids[:, 1:][target], reduction="sum") / usual
 
 
 def rate_at(step: int, recipe: Recipe) -> float:
@@ -105,12 +106,27 @@ def rate_at(step: int, recipe: Recipe) -> float:
     return recipe.rate * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def optimizer_of(network: Llama, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW; norms do not decay."""
-    matrices = [p for p in network.parameters() if p.dim() == 2]
-    norms = [p for p in network.parameters() if p.dim() != 2]
-    groups = [{"params": matrices, "weight_decay": recipe.decay}, {"params": norms, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.98))
+def optimizers_of(network: Llama, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW without decay for the embeddings and norms."""
+    named = dict(network.named_parameters())
+    inner = [name for name, p in named.items() if p.dim() == 2 and "embed" not in name]
+    matrices = [named[name] for name in inner]
+    others = [p for name, p in named.items() if name not in inner]
+    return [
+        torch.optim.Muon(matrices, recipe.rate, recipe.decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, recipe.rate, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def update(network: Llama, optimizers: list[torch.optim.Optimizer], loss: Tensor, rate: float) -> None:
+    """One step down the gradient of `loss`, clipped to norm 1."""
+    network.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    for optimizer in optimizers:
+        for part in optimizer.param_groups:
+            part["lr"] = rate
+        optimizer.step()
 
 
 def save(network: Llama, shape: Shape, tokenizer: Tokenizer, folder: Path) -> None:
@@ -135,18 +151,13 @@ def train(recipe: Recipe, seed: int, folder: Path) -> None:
     corpus, shape = load(), Shape()
     tokenizer = train_tokenizer(tokenizer_texts(corpus, seed))
     network = Llama(shape)
-    optimizer = optimizer_of(network, recipe)
+    optimizers = optimizers_of(network, recipe)
     stream = batches(encoded_chats(corpus, tokenizer, recipe, seed), recipe, seed)
     began, seen, recent = time.monotonic(), 0, 0.0
     print(f"{sum(p.numel() for p in network.parameters()):,} parameters, {len(corpus.answers())} answers", flush=True)
     for step, group in enumerate(islice(stream, recipe.steps)):
-        for part in optimizer.param_groups:
-            part["lr"] = rate_at(step, recipe)
-        loss = loss_of(network, group)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
+        loss = loss_of(network, group, recipe.usual)
+        update(network, optimizers, loss, rate_at(step, recipe))
         seen += sum(len(c.ids) for c in group)
         recent = 0.95 * recent + 0.05 * loss.item() if step else loss.item()
         if step % 25 == 24:

@@ -13,6 +13,8 @@ from headrace_engine.models.config import DecoderConfig
 from headrace_engine.models.layers import DecoderLayer, Linear, Parallel, RmsNorm, RotaryTable
 from headrace_engine.models.loader import Weights
 
+TIED_COPY_BYTES = 64 << 20  # a head that is the embedding is copied for speed only where that costs little
+
 
 class Decoder:
     """Embedding, layers, final norm, head. Tensor names are those of the `model.` and `lm_head.` prefixes."""
@@ -25,7 +27,7 @@ class Decoder:
         self._layers = [DecoderLayer(weights, f"model.layers.{i}", config, parallel) for i in range(shape.layers)]
         self._norm = RmsNorm(weights.get("model.norm.weight", shape.hidden), config.norm_eps)
         head = self._embedding if shape.tied else weights.get("lm_head.weight", shape.vocab, shape.hidden)
-        self._head = Linear(head)
+        self._head = Linear(head, copy=not shape.tied or head.nbytes <= TIED_COPY_BYTES)
         self._rotary = RotaryTable(config, max_tokens, self._embedding.dtype)
 
     @property

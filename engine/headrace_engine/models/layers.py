@@ -13,6 +13,8 @@ from headrace_engine.attention.base import Attention, LayerKv
 from headrace_engine.models.config import DecoderConfig
 from headrace_engine.models.loader import Weights
 
+PACK_ROWS = 16  # rows of input that a weight is packed for; one packing serves all sizes
+
 
 @dataclass(frozen=True)
 class Parallel:
@@ -70,14 +72,30 @@ class RmsNorm:
 
 
 class Linear:
-    """x W^T + b; `weight` [out, in], several stacked ones make one call."""
+    """x W^T + b; `weight` [out, in], several stacked ones make one call.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None):
-        self._weight = weight
+    The weight is kept in the order that the CPU's matrix kernels read fastest: packed by oneDNN in bfloat16, by columns
+    in float32. Both are copies: with `copy` False (a weight that something else keeps anyway) it is used as it is.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, copy: bool = True):
         self._bias = bias
+        self._packed: Tensor | None = None
+        if copy and weight.dtype is torch.bfloat16 and _packs_bfloat16():
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACK_ROWS)
+        elif copy and weight.dtype is torch.float32:
+            weight = weight.t().contiguous().t()
+        self._weight = weight if self._packed is None else None
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._packed is not None:
+            packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+            return packed
         return F.linear(x, self._weight, self._bias)
+
+
+def _packs_bfloat16() -> bool:
+    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def stacked(weights: Weights, names: list[str], outs: list[int], size: int, bias: bool) -> Linear:
