@@ -14,13 +14,14 @@ from rig.world import open_world
 
 RELEASE = "headrace-e2e"
 TEAM = "team-e2e"
+NO_HUB = "http://127.0.0.1:9"  # nobody listens there in a pod
 
 
 @pytest.fixture(scope="session")
 def stage() -> Iterator[Stage]:
     """Headrace, installed on the cluster of KUBECONFIG or on the embedded one named `test`."""
     world = open_world("test")
-    install(world.kube, RELEASE, [TEAM], world.images, {})
+    install(world.kube, RELEASE, [TEAM], world.images, {"operator": {"hubEndpoint": NO_HUB}})
     key = new_key("e2e")
     world.kube.apply(samples.slo(), namespace=TEAM)
     with world.gateway(RELEASE) as url:

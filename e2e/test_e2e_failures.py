@@ -42,8 +42,7 @@ def test_gateway_restarted_at_zero_answers_the_next_request(stage: Stage) -> Non
     with stage.model("sleeper", wait=False, scaling=scaled(0, 1)):
         wait_until("the Model is Ready at zero", lambda: stage.ready("sleeper"), within=90)
         wait_until("no pods run", lambda: not stage.pods("sleeper"), within=180)
-        stage.kill_pods(stage.release, "app.kubernetes.io/component=gateway")
-        stage.wait_gateway()
+        stage.restart_gateway()
         answer = chat(stage.endpoint, question("sleeper", "What is TTFT?", max_tokens=32), timeout=240)
         assert answer.ok, answer
         assert is_true(stage.kube.get("model.headrace.dev", "sleeper", stage.team), "Accepted")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rig import samples
 from rig.chat import chat, question
-from rig.kube import condition, is_true, wait_until
+from rig.kube import CommandFailed, condition, is_true, wait_until
 from rig.load import Load, Offer
 from rig.stage import Stage
 
@@ -70,12 +71,18 @@ def test_delete_removes_everything(stage: Stage) -> None:
         assert (refused.status, (refused.error or {}).get("code")) == (404, "model_not_found")
 
 
-def test_source_that_does_not_exist_is_a_condition(stage: Stage) -> None:
-    spec = {"source": {"uri": "builtin://nothing-of-that-name"}, "scaling": {"mode": "Off"}}
-    with stage.model("nowhere", wait=False, **spec):
+def test_source_that_cannot_be_fetched_is_a_condition(stage: Stage) -> None:
+    with stage.model("nowhere", wait=False, source={"uri": "hf://nobody/no-such-model"}, scaling={"mode": "Off"}):
 
         def told() -> bool:
             ready = condition(stage.kube.get("model.headrace.dev", "nowhere", stage.team), "Ready")
-            return ready.get("status") == "False" and "nothing-of-that-name" in ready.get("message", "")
+            return (ready.get("status"), ready.get("reason")) == ("False", "SourceUnreachable")
 
-        wait_until("Ready=False names the source", told, within=120)
+        wait_until("Ready=False says that the hub is not reached", told, within=120)
+
+
+def test_impossible_spec_is_refused_with_the_field_and_the_reason(stage: Stage) -> None:
+    bad = samples.model("wrong", scaling=samples.scaled(3, 2))
+    with pytest.raises(CommandFailed, match=r"spec\.scaling\.minReplicas.*must not exceed"):
+        stage.kube.apply(bad, namespace=stage.team)
+    assert not stage.kube.exists("model.headrace.dev", "wrong", stage.team)

@@ -22,7 +22,7 @@ def decisions(stage: Stage, name: str) -> list[tuple[int, int]]:
 
 
 def test_up_on_queue_age_then_down_then_zero_then_from_zero(stage: Stage) -> None:
-    with stage.model("tide", scaling=scaled(0, 2)):
+    with stage.model("tide", scaling=scaled(0, 2, zero="45s")):
         load = Load(stage.endpoint, Offer("tide", callers=10, seconds=400, max_tokens=64)).start()
         try:
             wait_until("the second replica is ready", lambda: stage.ready_replicas("tide") == 2, within=240)
