@@ -23,7 +23,7 @@ def measure(rows: int, steps: int = 150) -> tuple[float, float]:
     planning, applying = [], []
     for _ in range(steps):
         began = time.perf_counter()
-        plan = driven.scheduler.plan(0.0)
+        plan = driven.scheduler.plan()
         planned = time.perf_counter()
         if plan is None:
             raise RuntimeError("nothing was planned")

@@ -59,7 +59,7 @@ def measure(config: EngineConfig, batch: int, sampling: Sampling, steps: int) ->
     while scheduler.busy:
         cpu_began = time.process_time()
         began = time.perf_counter()
-        plan = scheduler.plan(0.0)
+        plan = scheduler.plan()
         if plan is None:
             raise RuntimeError("the scheduler has work and plans none")
         engine.runner.launch(plan)

@@ -77,7 +77,7 @@ def test_a_lost_step_ends_its_requests_and_no_other() -> None:
     world = Driven(sequences=1)
     world.submit("a", prompt(5), max_tokens=10)
     world.submit("b", prompt(5), max_tokens=10)
-    plan = world.scheduler.plan(0.0)
+    plan = world.scheduler.plan()
     assert plan is not None
     world.take(world.scheduler.fail_step(Reason.INTERNAL))
     assert world.end("a").error is Reason.INTERNAL

@@ -115,7 +115,7 @@ class Engine(RuleBasedStateMachine):
 
     def step(self) -> bool:
         """One turn of the loop; False when there was nothing to do."""
-        plan = self.scheduler.plan(self.now)
+        plan = self.scheduler.plan()
         if plan is not None:
             assert sum(step.count for step in plan.steps) <= self.limits.max_batch_tokens
             assert len(plan.steps) <= len(self.scheduler.running) <= self.limits.max_sequences

@@ -180,7 +180,7 @@ class Engine:
         assert self.scheduler.submit(submit, 0.0) == []
 
     def step(self) -> None:
-        plan = self.scheduler.plan(0.0)
+        plan = self.scheduler.plan()
         assert plan is not None
         self.runner.launch(plan)
         for delta in self.scheduler.apply(self.runner.collect()):

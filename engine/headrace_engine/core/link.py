@@ -41,7 +41,7 @@ class Link:
             try:
                 messages.append(self._decoder.decode(frame))
             except msgspec.DecodeError as error:
-                log.error("message refused: %s", error)
+                log.error("message refused", extra={"error": str(error)})
 
     def send(self, message: FromCore) -> None:
         """Queue a message to the API process."""

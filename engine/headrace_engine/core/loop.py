@@ -66,7 +66,7 @@ class Loop:
             deltas += self._handle(message)
         now = self._clock()
         deltas += self._scheduler.expire(now)
-        deltas += self._step(now)
+        deltas += self._step()
         if deltas:
             self._link.send(Deltas(items=deltas))
         self._report()
@@ -96,10 +96,10 @@ class Loop:
         try:
             return self._scheduler.submit(submit, self._clock())
         except ValueError as error:  # the id is in use: its terminal Delta belongs to the request that runs
-            log.error("submit refused: %s", error)
+            log.error("submit refused", extra={"id": submit.id, "error": str(error)})
             return []
         except Exception:
-            log.exception("submit of %s failed", submit.id)
+            log.exception("submit failed", extra={"id": submit.id})
             return [Delta(id=submit.id, error=Reason.INTERNAL)]
 
     def _control(self, control: Control) -> list[Delta]:
@@ -112,15 +112,15 @@ class Loop:
         self._stopped = True
         return self._scheduler.abort_all(Reason.DRAINING)
 
-    def _step(self, now: float) -> list[Delta]:
-        plan = None if self._stopped else self._scheduler.plan(now)
+    def _step(self) -> list[Delta]:
+        plan = None if self._stopped else self._scheduler.plan()
         deltas: list[Delta] = []
         if plan is not None:
             self._plans[plan.number] = plan
             try:
                 self._runner.launch(plan)
             except Exception:
-                log.exception("launch of step %d failed", plan.number)
+                log.exception("launch failed", extra={"step": plan.number})
                 return self._lost_launch()
         while self._scheduler.in_flight > (self._runner.lag if plan is not None else 0):
             deltas += self._collect()
@@ -141,7 +141,7 @@ class Loop:
         plan = self._plans.pop(result.number)
         self._reporter.observe(plan, result.ms / 1000.0)
         for row, reason in result.failed.items():
-            log.error("row %d failed in step %d: %s", row, result.number, reason.value)
+            log.error("row failed", extra={"row": row, "step": result.number, "reason": reason.value})
         return self._scheduler.apply(result)
 
     def _lost_launch(self) -> list[Delta]:

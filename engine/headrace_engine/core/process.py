@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 
+from headrace_engine import logs
 from headrace_engine.config import EngineConfig
 from headrace_engine.core import threads
 from headrace_engine.core.blocks import BlockPool
@@ -34,18 +35,18 @@ def run(config: EngineConfig, inbound: str, outbound: str) -> None:
     Sends Ready, then Deltas and StateReports; before any exit with a code other than 0, Failed.
     Ends with its parent, whatever ends that.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s core %(levelname)s %(message)s")
+    logs.set_up("info")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # sent to the whole process group, they reach both: the parent decides
     _die_with_parent()
     policy = threads.set_policy(os.environ, threads.count(config.threads), threads.allowed_cpus())
-    log.info("threads of the runner: %d, waiting: %s", threads.count(config.threads), policy)
+    log.info("core started", extra={"threads": threads.count(config.threads), "waiting": policy})
     link = Link(inbound, outbound)
     code = 0
     try:
         _serve(config, link)
     except StartError as error:
-        log.error("%s: %s", error.reason, error.message)
+        log.error("the core cannot start", extra={"reason": error.reason, "file": error.file, "error": error.message})
         link.send(Failed(reason=error.reason, message=error.message, file=error.file))
         code = EXIT_START
     except Exception as error:

@@ -28,7 +28,7 @@ class Limits:
     """Bounds of one engine."""
 
     max_sequences: int  # that hold pages at one time
-    max_batch_tokens: int  # computed in one step; at least max_sequences
+    max_batch_tokens: int  # computed in one step; below max_sequences the last decode rows wait
     max_tokens: int  # context length: prompt + output
     vocab: int  # token ids are below
 
@@ -133,7 +133,7 @@ class Scheduler:
 
     # -- planning a step
 
-    def plan(self, now: float) -> StepPlan | None:
+    def plan(self) -> StepPlan | None:
         """The next step; None when nothing can be computed now (then collect what is in flight)."""
         self._budget = self.limits.max_batch_tokens
         self._draft = {}

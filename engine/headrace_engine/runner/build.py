@@ -49,7 +49,7 @@ def build(config: EngineConfig) -> Engine:
     attention = CpuAttention(dtype)
     pages, arithmetic = _pool(config, shape, max_tokens, dtype.itemsize)
     arithmetic["weights_bytes"] = sum(path.stat().st_size for path in weight_files(folder))
-    log.info("loaded %s: %s, %d pages of KV, %d threads", config.served_name, name, pages, torch.get_num_threads())
+    log.info("model loaded", extra={"model": config.served_name, "dtype": name, "threads": torch.get_num_threads()})
     runner = TorchRunner(
         model, attention, kv.spec(shape, pages, dtype.itemsize, attention.layout), kv.allocate(shape, pages, attention)
     )
@@ -98,6 +98,7 @@ def _pool(config: EngineConfig, shape: ModelShape, max_tokens: int, element: int
         page_bytes=kv.page_bytes(shape, element), max_tokens=max_tokens, max_sequences=config.max_sequences
     )
     pages = memory.pool_pages(demand, supply)
+    log.info("KV pool sized", extra={"pages": pages, "page_bytes": demand.page_bytes, "because": supply.arithmetic})
     return pages, {
         "limit_bytes": supply.limit,
         "used_bytes": supply.used,

@@ -41,7 +41,7 @@ class Driven:
         """`count` turns; the last plan."""
         plan = None
         for _ in range(count):
-            plan = self.scheduler.plan(self.now)
+            plan = self.scheduler.plan()
             if plan is not None:
                 self.plans.append(plan)
                 self.runner.launch(plan)

@@ -53,7 +53,7 @@ class TorchRunner:
         try:
             tokens = self._compute(plan.steps)
         except Exception:
-            log.exception("step %d failed with %d rows", plan.number, len(plan.steps))
+            log.exception("step failed", extra={"step": plan.number, "rows": len(plan.steps)})
             tokens = self._compute_alone(plan.steps, failed)
         for row, token in tokens.items():
             self._rows[row].append_token(token)
@@ -71,7 +71,7 @@ class TorchRunner:
             try:
                 tokens |= self._compute([step])
             except Exception as error:
-                log.exception("row %d failed alone", step.row)
+                log.exception("row failed alone", extra={"row": step.row})
                 failed[step.row] = _reason(error)
         return tokens
 
