@@ -153,7 +153,7 @@ def test_the_same_seed_gives_the_same() -> None:
 @pytest.mark.parametrize("replicas", [6, 4, 3], ids=["ample", "full", "short"])
 def test_discrete_events_agree_with_the_fluid(replicas: int) -> None:
     """Share of good requests (to 2.5 percentage points) and replica-seconds (to 4 %) under Poisson arrivals that fill
-    four replicas to 97 %. The gateway's deadline leaves a quarter of a second to the engine, as the fluid supposes."""
+    four replicas to 97 %. The gateway's deadline leaves to the engine what starts usually take."""
     slo = Slo("loose", 2.0, 0.06, 0.95)
     capacity = Capacity.of(H100, MIX, slo.tpot_s)
     random = np.random.default_rng(5)
@@ -161,7 +161,7 @@ def test_discrete_events_agree_with_the_fluid(replicas: int) -> None:
     arrival = np.sort(random.uniform(0.0, 200.0, count))
     trace = Trace("poisson", arrival, np.full(count, 1000), np.full(count, 200), 200.0)
     classes = (ServiceClass("default", slo.ttft_s, slo.tpot_s),)
-    run = Simulation(Setup(trace, H100, classes, capacity.slots, replicas, margin_s=0.25), Constant(replicas)).run()
+    run = Simulation(Setup(trace, H100, classes, capacity.slots, replicas), Constant(replicas)).run()
     fleets = Fleets(of_trace(trace, H100), H100, [Lane(30.0, slo, 20, replicas)])
     while not fleets.done:
         fleets.step()

@@ -234,9 +234,9 @@ def test_the_fast_desk_chooses_as_pick_does() -> None:
         assert answers[0] is answers[1]
         chosen.append(answers[0])
         if isinstance(answers[0], Replica):
-            exact.granted(request, answers[0])
+            exact.granted(request, answers[0], 100.0)
             if random.random() < 0.8:
-                exact.first_token(request, answers[0])
+                exact.first_token(request, answers[0], 100.1)
             flying.append((request, answers[0]))
         while flying and random.random() < 0.4:
             done, replica = flying.pop(int(random.integers(len(flying))))

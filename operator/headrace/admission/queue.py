@@ -87,8 +87,11 @@ class FairQueue(Generic[T]):
             for item in self._items.values():
                 self._make_cold(item)
 
-    def push(self, item: Item[T], prefill_rate: float = 0.0, front: bool = False) -> Refusal | None:
-        """Let an item wait. `prefill_rate`: tokens/s of its prompt, 0 = unknown. Raises KeyError: unknown class."""
+    def push(
+        self, item: Item[T], prefill_rate: float = 0.0, front: bool = False, delay_s: float = 0.0
+    ) -> Refusal | None:
+        """Let an item wait. `prefill_rate`: tokens/s of its prompt, 0 = unknown; `delay_s`: usual seconds from dispatch
+        to the first token beside that (`deadline.StartDelays`). Raises KeyError: unknown class."""
         rule = self._rules[item.service_class]
         if item.id in self._items:
             raise ValueError(f"request {item.id} waits already")
@@ -96,7 +99,7 @@ class FairQueue(Generic[T]):
         if refusal is not None:
             return refusal
         prefill_s = item.prompt_tokens / prefill_rate if prefill_rate > 0 else 0.0
-        item.latest = latest(item.arrived, rule, item.deadline_s, prefill_s)
+        item.latest = latest(item.arrived, rule, item.deadline_s, prefill_s + delay_s)
         self._items[item.id] = item
         self._lanes[item.service_class].push(item, front)
         self.bytes += item.bytes

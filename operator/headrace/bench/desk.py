@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from headrace.admission.deadline import StartDelays
 from headrace.admission.queue import FairQueue
 from headrace.admission.types import Blocked, ClassRule, Expired, Item, QueueLimits, Refusal
 from headrace.bench.profile import Profile
@@ -62,6 +63,7 @@ class FastDesk:
         self.counts = [Counts() for _ in classes]
         self.expected = EXPECTED_OUTPUT
         self.rate = 1.0 / (profile.per_prefill_token_seconds or 1e-9)
+        self._starts = StartDelays()
         self._total_pages = profile.kv_tokens // profile.page_tokens
         self._young_until = -math.inf  # no replica is in its slow start after that
 
@@ -77,12 +79,12 @@ class FastDesk:
         if not len(self.queue) and self.replicas:
             found = self.choose(request, now)
             if isinstance(found, Replica):
-                self.granted(request, found)
+                self.granted(request, found, now)
                 return found
         service = self.classes[request.service]
         item = Item(str(request.index), TENANT, service.name, request.arrived, request, request.prompt)
         item.cold = bool(request.avoid)  # what has failed elsewhere is not shed by its class any more
-        refused = self.queue.push(item, self.rate, front=bool(request.avoid))
+        refused = self.queue.push(item, self.rate, bool(request.avoid), self._starts.usual_s(now))
         if refused is None:
             self._items[request.index] = item
         return refused
@@ -94,7 +96,7 @@ class FastDesk:
             self._items.pop(late.item.payload.index, None)
         if self.replicas:
             while (taken := self.queue.take(lambda item: self.choose(item.payload, now), now)) is not None:
-                self.granted(taken[0].payload, taken[1])
+                self.granted(taken[0].payload, taken[1], now)
                 dispatch(taken[0].payload, taken[1])
         return expired
 
@@ -155,8 +157,9 @@ class FastDesk:
         """Output tokens that a request is expected to have."""
         return min(OUTPUT_LIMIT, int(self.expected * MARGIN) + 1)
 
-    def granted(self, request: Request, replica: Replica) -> None:
+    def granted(self, request: Request, replica: Replica, now: float) -> None:
         """Count a request on a replica."""
+        request.dispatched = now
         self._items.pop(request.index, None)
         request.pages, request.queued = self._pages(request), request.prompt
         replica.requests += 1
@@ -166,8 +169,9 @@ class FastDesk:
         counts.in_flight += 1
         counts.admitted += request.tries == 1 or not request.avoid
 
-    def first_token(self, request: Request, replica: Replica) -> None:
+    def first_token(self, request: Request, replica: Replica, now: float) -> None:
         """Prefill is done."""
+        self._starts.record(now, now - request.dispatched, request.prompt / self.rate)
         replica.queued -= request.queued
         request.queued = 0
 
@@ -212,12 +216,12 @@ class ExactDesk(FastDesk):
             return Blocked.ITEM if found.why.this_request_only else Blocked.ALL
         return next(r for r in self.replicas if str(r.serial) == found.id)
 
-    def granted(self, request: Request, replica: Replica) -> None:
-        super().granted(request, replica)
+    def granted(self, request: Request, replica: Replica, now: float) -> None:
+        super().granted(request, replica, now)
         request.load = self._ledger.dispatch(str(replica.serial), self._route(request, request.arrived))
 
-    def first_token(self, request: Request, replica: Replica) -> None:
-        super().first_token(request, replica)
+    def first_token(self, request: Request, replica: Replica, now: float) -> None:
+        super().first_token(request, replica, now)
         if request.load is not None:
             request.load.tokens_seen(1)
 

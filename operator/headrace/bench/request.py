@@ -26,8 +26,8 @@ class Request:
     """One request on its way. Times in seconds of virtual time, lengths in tokens."""
 
     __slots__ = (
-        "arrived", "avoid", "blocks", "cached", "context", "first", "generated", "index", "left", "load", "output",
-        "pages", "place", "prompt", "queued", "service", "tries",
+        "arrived", "avoid", "blocks", "cached", "context", "dispatched", "first", "generated", "index", "left", "load",
+        "output", "pages", "place", "prompt", "queued", "service", "tries",
     )  # fmt: skip
 
     def __init__(self, index: int, arrived: float, prompt: int, output: int, service: int):
@@ -40,6 +40,7 @@ class Request:
         self.cached = 0  # prompt tokens found in a prefix cache
         self.context = 0  # tokens whose KV exists while it is prefilled
         self.generated = 0  # output tokens that exist when it waits in an engine: after a preemption
+        self.dispatched = -1.0  # when its replica was chosen
         self.first = -1.0  # when the first token came
         self.place = -1  # serial number of its replica; -1: none
         self.pages = 0  # that the gateway has counted

@@ -240,7 +240,7 @@ class Simulation:
     def first_token(self, request: Request, now: float) -> None:
         """For replicas."""
         replica = self.fleet.ready.get(request.place) or self.fleet.draining[request.place]
-        self.desk.first_token(request, replica)
+        self.desk.first_token(request, replica, now)
 
     def finished(self, request: Request, replica: Replica, now: float) -> None:
         """For replicas."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from headrace.admission.deadline import StartDelays
 from headrace.admission.queue import FairQueue
 from headrace.admission.retry import DrainRate, cold_retry_after, retry_after
 from headrace.admission.types import Blocked, ClassRule, Item, QueueLimits
@@ -40,6 +41,7 @@ class Ticket:
         self.future: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
         self._desk = desk
         self._load: Load | None = None
+        self._granted: float | None = None  # when the engine was granted; None once its first token has come
         self._permit: Permit | None = None
         self.item: Item[Ticket] = Item(
             id=call.id,
@@ -54,7 +56,7 @@ class Ticket:
 
     def grant(self, engine: Engine, load: Load, permit: Permit, now: float) -> None:
         """The engine is this request's from `now` on."""
-        self._load, self._permit = load, permit
+        self._load, self._permit, self._granted = load, permit, now
         self.book.in_flight += 1
         if self.call.times.dispatched is None:
             self.book.admitted += 1
@@ -65,6 +67,9 @@ class Ticket:
         """So many output tokens have come."""
         if self._load is not None:
             self._load.tokens_seen(output_tokens)
+        if self._granted is not None:
+            self._desk.began(self.call.prompt_tokens, self._granted)
+            self._granted = None
 
     def succeeded(self, output_tokens: int) -> None:
         """The engine answered as it should, with so many tokens for each choice."""
@@ -116,6 +121,7 @@ class Desk:
         self._breakers = Breakers()
         self._view = View(hub.settings.gateway, self._loads, self._breakers)
         self._drain = DrainRate()
+        self._starts = StartDelays()
         self._rules: dict[str, ClassRule] = {}
         self._output = float(EXPECTED_OUTPUT)  # tokens of one choice, expected
         self._timer: asyncio.TimerHandle | None = None
@@ -134,7 +140,7 @@ class Desk:
         if service.name not in self.queue.classes():  # the objective has changed since the request came
             self.queue.configure({**self._rules, service.name: ClassRule(service.priority, service.ttft_s)})
         self._set_endpoints(now)
-        refusal = self.queue.push(ticket.item, self._prefill_rate(), front=front)
+        refusal = self.queue.push(ticket.item, self._prefill_rate(), front, self._starts.usual_s(now))
         if refusal is not None:
             raise RequestError(refusal.reason, refusal.message, retry_after=self._retry_after(ticket.item, now))
         self._hub.fleet.hurry(self.model)
@@ -168,6 +174,11 @@ class Desk:
         """A request has left its engine: there may be room for another."""
         if len(self.queue):
             asyncio.get_running_loop().call_soon(self.pump)
+
+    def began(self, prompt_tokens: int, dispatched: float) -> None:
+        """The first token of a request has come that was dispatched then."""
+        now, rate = self.clock(), self._prefill_rate()
+        self._starts.record(now, now - dispatched, prompt_tokens / rate if rate > 0 else 0.0)
 
     def learn_output(self, tokens: int) -> None:
         """An answer with so many tokens for each choice was completed."""
