@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +11,7 @@ from headrace.bench.baselines import Baseline
 from headrace.bench.desk import report
 from headrace.bench.fluid import Observed
 from headrace.bench.profile import Mix
-from headrace.bench.simulator import Simulation
+from headrace.bench.simulator import TICK_S, Simulation
 from headrace.scaling.decide import decide
 from headrace.scaling.samples import GatewayReport, merge
 from headrace.scaling.types import Decision, Memory, Policy, Replicas, Sample
@@ -41,6 +40,12 @@ class Scraping:
 
     delay_s: float = 0.0  # age of what it reads
     gaps: tuple[tuple[float, float], ...] = ()  # from, to: no answer
+    restarts: tuple[float, ...] = ()  # when the operator begins anew, without memory
+    jumps: tuple[tuple[float, float], ...] = ()  # at, by: its clock is set
+
+    def clock(self, now: float) -> float:
+        """Unix seconds that the operator sees."""
+        return EPOCH + now + sum(by for at, by in self.jumps if now >= at)
 
 
 @dataclass
@@ -60,7 +65,9 @@ class Production:
 
     def decide(self, simulation: Simulation, now: float) -> int:
         """One tick of the operator's loop."""
-        fleet = simulation.fleet
+        fleet, clock = simulation.fleet, self.scraping.clock(now)
+        if any(now - TICK_S < at <= now for at in self.scraping.restarts):
+            self.window, self.memory, self._states = Window(self.policy), Memory(), []
         self.window.add(self.sample(simulation, now))
         replicas = Replicas(
             current=fleet.wanted,
@@ -68,10 +75,10 @@ class Production:
             pending=max(0, fleet.wanted - len(fleet.ready)),
             unschedulable=min(fleet.unplaced, max(0, fleet.wanted - len(fleet.ready))),
             terminating=len(fleet.draining),
-            changed_at=EPOCH + fleet.changed_at if fleet.changed_at > -math.inf else EPOCH - UPTIME_S,
+            changed_at=self.scraping.clock(max(fleet.changed_at, -UPTIME_S)),
             cold_start_s=max(fleet.cold_starts[-20:], default=fleet.pods.cold_start_s),
         )
-        decision = decide(self.policy, self.window, replicas, EPOCH + now, self.memory)
+        decision = decide(self.policy, self.window, replicas, clock, self.memory)
         self.memory = decision.memory
         if decision.changes:
             self.decisions.append(decision)
@@ -84,7 +91,8 @@ class Production:
             self._states.pop(0)
         silent = any(begin <= now < end for begin, end in self.scraping.gaps)
         state = None if silent else self._states[0][1]
-        return merge([GatewayReport("gateway", EPOCH + now, state)], EPOCH + now, [KEY])[KEY]
+        clock = self.scraping.clock(now)
+        return merge([GatewayReport("gateway", clock, state)], clock, [KEY])[KEY]
 
     def _state(self, simulation: Simulation, now: float) -> GatewayState:
         self._seq += 1
