@@ -30,7 +30,6 @@ LEARNING, MARGIN = 0.05, 1.5  # as in the gateway
 OUTPUT_LIMIT = 4096
 LOOK_AGAIN_S = 0.25
 COST_DIGITS = 6  # to which `pick` tells costs apart
-TENANT = ("default", "bench")
 
 
 @dataclass
@@ -82,7 +81,8 @@ class FastDesk:
                 self.granted(request, found, now)
                 return found
         service = self.classes[request.service]
-        item = Item(str(request.index), TENANT, service.name, request.arrived, request, request.prompt)
+        tenant = ("default", f"tenant-{request.tenant}")
+        item = Item(str(request.index), tenant, service.name, request.arrived, request, request.prompt)
         item.cold = bool(request.avoid)  # what has failed elsewhere is not shed by its class any more
         refused = self.queue.push(item, self.rate, bool(request.avoid), self._starts.usual_s(now))
         if refused is None:

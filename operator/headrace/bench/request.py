@@ -27,7 +27,7 @@ class Request:
 
     __slots__ = (
         "arrived", "avoid", "blocks", "cached", "context", "dispatched", "first", "generated", "index", "left", "load",
-        "output", "pages", "place", "prompt", "queued", "service", "tries",
+        "output", "pages", "place", "prompt", "queued", "service", "tenant", "tries",
     )  # fmt: skip
 
     def __init__(self, index: int, arrived: float, prompt: int, output: int, service: int):
@@ -45,6 +45,7 @@ class Request:
         self.place = -1  # serial number of its replica; -1: none
         self.pages = 0  # that the gateway has counted
         self.queued = 0  # prompt tokens that the gateway still counts as not prefilled
+        self.tenant = 0
         self.tries = 1
         self.avoid: tuple[int, ...] = ()  # replicas on which it has failed
         self.load: Load | None = None  # under the exact desk

@@ -81,6 +81,7 @@ class Simulation:
         self._begin()
         arrived, prompts = self.ledger.arrived.tolist(), self.ledger.prompt.tolist()
         outputs, services = self.ledger.output.tolist(), self.ledger.service.tolist()
+        tenants = self.ledger.tenant.tolist()
         blocks, heap, index, count = self.setup.trace.blocks, self._heap, 0, len(arrived)
         while True:
             upcoming = arrived[index] if index < count else math.inf
@@ -91,6 +92,7 @@ class Simulation:
                 continue
             self.now = upcoming
             request = Request(index, upcoming, prompts[index], outputs[index], services[index])
+            request.tenant = tenants[index]
             if blocks is not None:
                 request.blocks = blocks.of(index)
             index += 1
@@ -219,7 +221,7 @@ class Simulation:
             self._retries -= 1
             index = self.ledger.again(request.index)
             again = Request(index, self.now, request.prompt, request.output, request.service)
-            again.blocks = request.blocks
+            again.blocks, again.tenant = request.blocks, request.tenant
             self._arrive(again)
         elif not self.ledger.outcome[request.index]:
             self._leave(request)
