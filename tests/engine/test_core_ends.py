@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -160,3 +163,9 @@ def test_the_cache_root_knows_model_layout_dtype_and_epoch() -> None:
     }
     assert len(roots) == 4
     assert cache_root(model, fake_kv(9), 0) in roots, "the pool's size does not matter"
+
+
+def test_the_core_is_imported_without_torch() -> None:
+    code = "import sys, headrace_engine.core.process, headrace_engine.runner.driven; sys.exit('torch' in sys.modules)"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)

@@ -96,3 +96,50 @@ def test_a_block_of_a_failed_step_is_never_found() -> None:
     world.run()
     assert world.end("bad").error is Reason.INTERNAL
     assert run_one(world, "good", prompt(200)) == 64
+
+
+def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
+    world = Driven(budget=400)
+    for i in range(4):
+        world.submit(f"choice{i}", prompt(300))
+    world.submit("other", prompt(50, seed=9))
+    world.step()
+    assert world.running() == ["choice0", "other"], "nobody else waits for it"
+    world.run()
+    assert [world.end(f"choice{i}").cached for i in range(4)] == [0, 256, 256, 256]
+    assert world.runner.tokens < 300 + 3 * 50 + 50 + 5 * 4
+    for i in range(4):
+        assert world.output(f"choice{i}") == generate(prompt(300), 4)
+
+
+@pytest.mark.parametrize(
+    ("leader", "follower", "waits"),
+    [
+        pytest.param({}, {}, True, id="same-class"),
+        pytest.param({"priority": 1}, {}, True, id="behind-a-higher-class"),
+        pytest.param({}, {"priority": 1}, False, id="never-behind-a-lower-class"),
+        pytest.param({"salt": b"a"}, {"salt": b"b"}, False, id="another-salt"),
+    ],
+)
+def test_who_waits_for_a_prefix_being_computed(leader: dict[str, Any], follower: dict[str, Any], waits: bool) -> None:
+    world = Driven(budget=64)
+    world.submit("leader", prompt(300), **leader)
+    world.step()
+    world.scheduler.limits = Limits(max_sequences=8, max_batch_tokens=4096, max_tokens=2048, vocab=VOCAB)
+    world.submit("follower", prompt(300), **follower)
+    world.step()
+    assert ("follower" in world.waiting()) == waits
+    world.run()
+    assert world.output("follower") == generate(prompt(300), 4)
+
+
+def test_a_leader_that_goes_away_frees_those_that_waited_for_it() -> None:
+    world = Driven(budget=64)
+    world.submit("leader", prompt(300))
+    world.submit("follower", prompt(300))
+    world.step(2)
+    assert world.waiting() == ["follower"]
+    world.take(world.scheduler.abort(["leader"], Reason.CANCELLED))
+    world.run()
+    assert world.end("follower").cached == 128
+    assert world.output("follower") == generate(prompt(300), 4)

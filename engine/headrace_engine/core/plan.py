@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from headrace_wire.protocol import KvGroup, Sampling
+from headrace_wire.protocol import KvGroup, Sampling, TokenLogprob
 from headrace_wire.reasons import Reason
 
 
@@ -22,6 +22,7 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True):
     prompt: int  # tokens of the prompt: the rest are output
     pages: list[int]  # block table: page i holds tokens 64 i to 64 i + 63; page 0 is the dummy and never here
     sampling: Sampling
+    stop_ids: list[int] = []  # not drawn before `sampling.min_tokens` of output; empty where that is 0
 
 
 class RowStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +49,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     tokens: dict[int, list[int]]
+    logprobs: dict[int, list[TokenLogprob]] = {}  # of rows that ask for them, one a token
     failed: dict[int, Reason] = {}
     ms: float = 0.0  # the step's own time, without waiting for earlier steps
 

@@ -17,10 +17,13 @@ from collections import deque
 from dataclasses import dataclass
 
 from headrace_engine.core.blocks import BlockPool
+from headrace_engine.core.contention import is_being_computed, obtainable, victim_for
 from headrace_engine.core.plan import NewRow, RowStep, StepPlan, StepResult
 from headrace_engine.core.sequence import Sequence, pages_for
-from headrace_wire.protocol import PAGE_TOKENS, Delta, Finish, Submit
+from headrace_wire.protocol import PAGE_TOKENS, Delta, Finish, Submit, TokenLogprob
 from headrace_wire.reasons import Reason
+
+MAX_HELD = 16  # sequences that one step passes over because their prefix is being computed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,7 @@ class Scheduler:
         self.preemptions = 0  # since start
         self.draining = False
         self._live: dict[str, Sequence] = {}
+        self._followers: dict[str, list[Sequence]] = {}  # by the id of the request whose prefill they wait for
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._arrivals = 0
         self._rows = 0
@@ -78,7 +82,12 @@ class Scheduler:
         seq = Sequence(submit, self._arrivals, now, self.context)
         seq.start_chain(self.cache_root)
         self._live[seq.id] = seq
-        insort(self.waiting, seq, key=_order)
+        leader = self._live.get(submit.after)
+        if leader is not None and leader.known == leader.prompt:
+            seq.leader = leader.leader or leader.id
+            self._followers.setdefault(seq.leader, []).append(seq)
+        else:
+            insort(self.waiting, seq, key=_order)
         if seq.deadline is not None:
             heapq.heappush(self._deadlines, (seq.deadline, self._arrivals, seq))
         return []
@@ -118,8 +127,12 @@ class Scheduler:
         self.pool.reset()
         for seq in self.running:
             seq.root, seq.keys = None, []
-        for seq in self.waiting:
+        for seq in self.queued():
             seq.start_chain(cache_root)
+
+    def queued(self) -> list[Sequence]:
+        """All that hold no row: those that wait, and those that wait for another's prefill."""
+        return [*self.waiting, *(seq for followers in self._followers.values() for seq in followers)]
 
     @property
     def busy(self) -> bool:
@@ -158,18 +171,21 @@ class Scheduler:
     def _plan_prompts(self, blocked: bool) -> None:
         """Spend the rest of the budget on prompts: begun ones before waiting ones of the same priority."""
         begun = deque(seq for seq in self.running if seq.want > 1)
+        held = 0  # waiting sequences passed over
         while self._budget > 0:
-            if begun and (blocked or not self.waiting or begun[0].priority >= self.waiting[0].priority):
+            waiting = self.waiting[held] if not blocked and held < min(len(self.waiting), MAX_HELD) else None
+            if begun and (waiting is None or begun[0].priority >= waiting.priority):
                 seq = begun.popleft()
                 if seq.row:  # not preempted by one admitted just now
                     self._give(seq, seq.want)
-            elif self.waiting and not blocked:
-                seq = self.waiting[0]
-                blocked = not self._admit(seq)
-                if not blocked:
-                    self._give(seq, seq.want)
-            else:
+            elif waiting is None:
                 return
+            elif is_being_computed(waiting, self.running, self.pool):
+                held += 1
+            elif self._admit(waiting):
+                self._give(waiting, waiting.want)
+            else:
+                blocked = True
 
     def _give(self, seq: Sequence, want: int) -> None:
         count = min(want, self._budget)
@@ -189,19 +205,10 @@ class Scheduler:
                 return True
             if self.pool.recoverable:
                 return False  # freed already, but a step in flight may still touch it
-            victim = self._victim(seq)
+            victim = victim_for(seq, self.running)
             if victim is None:
                 return False
             self._preempt(victim)
-
-    def _victim(self, seq: Sequence) -> Sequence | None:
-        """The last in the order behind `seq` that may be preempted for it."""
-        for other in reversed(self.running):
-            if other.order <= seq.order:
-                return None
-            if other.computed >= other.floor or other.priority < seq.priority:
-                return other
-        return None
 
     def _preempt(self, seq: Sequence) -> None:
         """Take row and pages of a sequence back; it waits and will be recomputed."""
@@ -252,21 +259,11 @@ class Scheduler:
         if len(self.running) < self.limits.max_sequences and spare >= need + margin:
             return True
         lower = [other for other in self.running if other.priority < seq.priority]
-        if not lower or self._obtainable(lower, hits) < need:
+        if not lower or obtainable(self.pool, lower, hits) < need:
             return False
-        while len(self.running) >= self.limits.max_sequences or self._obtainable([], hits) < need:
+        while len(self.running) >= self.limits.max_sequences or obtainable(self.pool, [], hits) < need:
             self._preempt(lower.pop())
         return True
-
-    def _obtainable(self, victims: list[Sequence], hits: list[int]) -> int:
-        """Pages besides the hits that would be free, after the steps in flight, without these sequences."""
-        held: dict[int, int] = {}
-        for seq in victims:
-            for page in seq.pages:
-                held[page] = held.get(page, 0) + 1
-        kept = set(hits)
-        freed = sum(1 for page, n in held.items() if n == self.pool.references(page) and page not in kept)
-        return self.pool.recoverable - sum(1 for page in hits if not self.pool.references(page)) + freed
 
     # -- launch and result
 
@@ -312,7 +309,7 @@ class Scheduler:
             seq.done = item.end
             self._publish(seq)
             if item.sample:
-                deltas.append(self._accept(seq, result.tokens[item.row]))
+                deltas.append(self._accept(seq, result.tokens[item.row], result.logprobs.get(item.row)))
         return deltas
 
     def fail_step(self, reason: Reason) -> list[Delta]:
@@ -331,29 +328,54 @@ class Scheduler:
             self.pool.publish(keys, seq.pages, at)
         seq.published = full
 
-    def _accept(self, seq: Sequence, tokens: list[int]) -> Delta:
+    def _accept(self, seq: Sequence, tokens: list[int], logprobs: list[TokenLogprob] | None) -> Delta:
         first = seq.known == seq.prompt
         seq.pending -= 1
         seq.tokens.extend(tokens)
+        if first:
+            self._release_followers(seq)
+        finish = None
         if tokens[-1] in seq.stop_ids:
-            return self._end(seq, tokens, finish=Finish.STOP)
-        if seq.known >= seq.limit:
-            return self._end(seq, tokens, finish=Finish.LENGTH)
-        return Delta(id=seq.id, tokens=tokens, cached=seq.cached if first else 0)
+            finish = Finish.STOP
+        elif seq.known >= seq.limit:
+            finish = Finish.LENGTH
+        if finish is not None:
+            self._leave(seq)
+        cached = seq.cached if first or finish is not None else 0
+        return Delta(id=seq.id, tokens=tokens, logprobs=logprobs or [], cached=cached, finish=finish)
 
-    def _end(
-        self, seq: Sequence, tokens: list[int] | None = None, finish: Finish | None = None, error: Reason | None = None
-    ) -> Delta:
-        """The one place where a request ends: everything it held goes back, and its terminal Delta is made."""
+    def _end(self, seq: Sequence, error: Reason) -> Delta:
+        """End a request that did not finish."""
+        self._leave(seq)
+        return Delta(id=seq.id, cached=seq.cached, error=error)
+
+    def _leave(self, seq: Sequence) -> None:
+        """The one place where a request ends: everything it held goes back."""
         if seq.row:
             self._take_back(seq)
+        elif seq.leader:
+            self._followers[seq.leader].remove(seq)
         else:
             self.waiting.remove(seq)
         seq.row = 0
         seq.pages = []
         seq.finished = True
         del self._live[seq.id]
-        return Delta(id=seq.id, tokens=tokens or [], cached=seq.cached, finish=finish, error=error)
+        self._release_followers(seq)
+
+    def _release_followers(self, leader: Sequence) -> None:
+        """Those that wait for its prefill go on; where it ended before, the first of them leads the others."""
+        followers = self._followers.pop(leader.id, [])
+        prefilled = leader.known > leader.prompt
+        released = followers if prefilled else followers[:1]
+        for seq in released:
+            seq.leader = ""
+            insort(self.waiting, seq, key=_order)
+        rest = followers[len(released) :]
+        if rest:
+            self._followers[released[0].id] = rest
+            for seq in rest:
+                seq.leader = released[0].id
 
 
 def _order(seq: Sequence) -> tuple[int, int]:
@@ -367,4 +389,5 @@ def _new_row(seq: Sequence) -> NewRow:
         prompt=seq.prompt,
         pages=list(seq.pages),
         sampling=seq.sampling,
+        stop_ids=sorted(seq.stop_ids) if seq.sampling.min_tokens else [],
     )

@@ -31,6 +31,7 @@ class Sequence:
         "holder",
         "id",
         "keys",
+        "leader",
         "limit",
         "order",
         "pages",
@@ -61,6 +62,7 @@ class Sequence:
         self.order = (-submit.priority, number)  # smaller goes first
         self.since = now  # arrival, s
         self.deadline = None if submit.left_ms is None else now + submit.left_ms / 1000.0
+        self.leader = ""  # id of the request whose prefill it waits for
         self.row = 0  # 0: holds no row
         self.announced = False  # the runner knows the row
         self.computed = 0
@@ -85,6 +87,13 @@ class Sequence:
     def known(self) -> int:
         """Tokens of prompt and accepted output."""
         return len(self.tokens)
+
+    @property
+    def unfilled(self) -> int:
+        """Prompt tokens still to be computed; a follower will find its full blocks in the cache."""
+        if self.leader:
+            return self.prompt - (self.prompt - 1) // PAGE_TOKENS * PAGE_TOKENS
+        return max(0, self.prompt - self.computed)
 
     @property
     def want(self) -> int:

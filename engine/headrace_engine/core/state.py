@@ -70,7 +70,8 @@ class Reporter:
         self._seq += 1
         pool = scheduler.pool
         evictable = pool.cached
-        fresh = [seq.since for seq in scheduler.waiting if not seq.started]
+        queued = scheduler.queued()
+        fresh = [seq.since for seq in queued if not seq.started]
         holders = held_by(scheduler)
         return EngineState(
             instance=self._identity.instance,
@@ -84,7 +85,7 @@ class Reporter:
             evictable=evictable,
             holders=holders,
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=len(queued),
             queued_tokens=sum(held.queued_tokens for held in holders.values()),
             oldest_waiting_s=now - min(fresh) if fresh else None,
             prefill_rate=self._rate.value,
@@ -99,9 +100,9 @@ def held_by(scheduler: Scheduler) -> dict[str, Held]:
     pages: dict[str, int] = {}
     queued: dict[str, int] = {}
     seen: set[int] = set()
-    for seq in (*scheduler.running, *scheduler.waiting):
+    for seq in (*scheduler.running, *scheduler.queued()):
         requests[seq.holder] = requests.get(seq.holder, 0) + 1
-        queued[seq.holder] = queued.get(seq.holder, 0) + max(0, seq.prompt - seq.computed)
+        queued[seq.holder] = queued.get(seq.holder, 0) + seq.unfilled
         before = len(seen)
         seen.update(seq.pages)
         pages[seq.holder] = pages.get(seq.holder, 0) + len(seen) - before

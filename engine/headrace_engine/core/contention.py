@@ -1,0 +1,41 @@
+"""Where sequences want the same thing: who gives way, who had better wait, and what would be gained. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Series
+
+from headrace_engine.core.blocks import BlockPool
+from headrace_engine.core.sequence import Sequence
+from headrace_wire.protocol import PAGE_TOKENS
+
+
+def victim_for(seq: Sequence, running: Series[Sequence]) -> Sequence | None:
+    """The last in the order behind `seq` that may be preempted for it; `running` is in order."""
+    for other in reversed(running):
+        if other.order <= seq.order:
+            return None
+        if other.computed >= other.floor or other.priority < seq.priority:
+            return other
+    return None
+
+
+def obtainable(pool: BlockPool, victims: Series[Sequence], hits: Series[int]) -> int:
+    """Pages besides the hits that would be free, after the steps in flight, without these sequences."""
+    held: dict[int, int] = {}
+    for seq in victims:
+        for page in seq.pages:
+            held[page] = held.get(page, 0) + 1
+    kept = set(hits)
+    freed = sum(1 for page, n in held.items() if n == pool.references(page) and page not in kept)
+    return pool.recoverable - sum(1 for page in hits if not pool.references(page)) + freed
+
+
+def is_being_computed(seq: Sequence, running: Series[Sequence], pool: BlockPool) -> bool:
+    """Is one before it in the order computing the next block that it needs? Then it soon hits instead."""
+    keys = seq.keys_of((seq.known - 1) // PAGE_TOKENS)
+    at = len(pool.lookup(keys))
+    return at < len(keys) and any(
+        other.published <= at < len(other.keys) and other.keys[at] == keys[at]
+        for other in running
+        if other.want > 1 and other.order < seq.order
+    )
