@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headrace.api.model import Model
 from headrace.cluster.client import Object
 from headrace.cluster.resources import DEPLOYMENTS, MODELS, PODS, PROFILES, SERVICES, SLOS, TENANTS
-from headrace.controller.health import STUCK_S, Signs, serve
+from headrace.controller.health import STUCK_S, Signs, Sources, serve
 from headrace.controller.logs import JsonFormatter
 from headrace.controller.measures import Measures
 from headrace.controller.parse import SpecError, parse, parse_model
@@ -263,7 +263,9 @@ def test_a_follower_is_ready_and_a_stuck_process_is_not_alive() -> None:
         present = [signs()]
         measures = Measures()
         measures.reconciled("Model", 0.1, ok=False)
-        runner, port = await serve("127.0.0.1", 0, lambda: present[0], measures)
+        recorded = {("team", "demo"): ["{}"], None: ["{}", "[]"]}
+        sources = Sources(lambda: present[0], measures, lambda key: recorded.get(key, []))
+        runner, port = await serve("127.0.0.1", 0, sources)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
             ready = await http.get("/readyz")
             assert ready.status_code == 200
@@ -271,6 +273,10 @@ def test_a_follower_is_ready_and_a_stuck_process_is_not_alive() -> None:
             assert (await http.get("/readyz")).status_code == 503
             metrics = (await http.get("/metrics")).text
             assert 'headrace_operator_reconcile_failures_total{kind="Model"} 1.0' in metrics
+            decisions = await http.get("/debug/decisions")
+            assert (decisions.text, decisions.headers["content-type"][:20]) == ("{}\n[]\n", "application/x-ndjson")
+            assert (await http.get("/debug/decisions?model=team/demo")).text == "{}\n"
+            assert (await http.get("/debug/decisions?model=team/other")).text == ""
         await runner.cleanup()
 
     asyncio.run(main())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,6 +31,7 @@ from headrace.controller.store import Store
 from headrace.controller.tenants import Tenants
 from headrace.controller.work import Work
 from headrace.planning.installation import Installation
+from headrace.scaling.record import replay
 from headrace.testing.clock import Clock
 from headrace.testing.fake_cluster import FakeCluster
 from headrace_wire.protocol import EngineState, ModelInfo
@@ -229,6 +232,34 @@ def test_a_silent_gateway_holds_and_the_condition_says_since_when() -> None:
         assert on.condition("ScalingActive")["status"] == "True"
 
     play(test)
+
+
+def test_what_was_decided_is_recorded_and_replays(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(on: Stage) -> None:
+        await on.model(mode="Off")
+        await on.pass_time(300)
+        on.fake.objects["models", KEY]["spec"]["scaling"]["mode"] = "Auto"
+        await on.settle()
+        await on.pod("one")
+        await on.pass_time(5)
+        on.queued, on.oldest_s, on.in_flight = 5, 0.5, 64
+        await on.pass_time(4)
+        on.answers = False
+        await on.pass_time(4)
+        lines = on.actor.record.lines(KEY)
+        assert lines == on.actor.record.lines() and len(lines) < 600
+        replayed = replay(lines)
+        assert (replayed.decisions, replayed.changes > 0, replayed.differences) == (13, True, ())
+        await on.fake.delete(MODELS, "team", "demo")
+        await on.settle()
+        await on.pass_time(1)
+        assert on.actor.record.lines() == []
+
+    with caplog.at_level(logging.INFO, "headrace.controller.actor"):
+        play(test)
+    logged = [json.loads(str(r.__dict__["decision"])) for r in caplog.records if "decision" in r.__dict__]
+    assert 2 in {decision["replicas"] for decision in logged}
+    assert len(logged) < 13, "only what is another decision than the last"
 
 
 def test_an_idle_model_is_not_written() -> None:

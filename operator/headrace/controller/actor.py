@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+import msgspec
+
 from headrace.api.gateway_state import EngineReport
 from headrace.api.model import Model
 from headrace.api.slo import BUILTIN_SLO, ServiceLevelObjective
@@ -28,6 +30,7 @@ from headrace.planning.live import ClassFigures, class_statuses
 from headrace.planning.pods import PodReport, report
 from headrace.planning.status import DECISIONS_KEPT, ScalingView
 from headrace.scaling.decide import decide
+from headrace.scaling.record import Ring
 from headrace.scaling.samples import GatewayReport, merge
 from headrace.scaling.signals import goodput, queue_ages
 from headrace.scaling.types import Decision, Memory, Policy, Reason, Replicas, Sample, iso
@@ -64,10 +67,12 @@ class _Memory:
     changed_at: float | None = None  # unix seconds; None: it has not changed while we looked
     cold_start_s: float | None = None
     unusable_since: float | None = None
+    logged: tuple[int, Reason] | None = None  # the last decision that was logged
 
 
 class Actor:
-    """`tick()` is one look at all Models; `run()` ends only when cancelled."""
+    """`tick()` is one look at all Models; `run()` ends only when cancelled. `record` holds the last minutes' decisions
+    with what they were made from."""
 
     def __init__(
         self,
@@ -79,6 +84,7 @@ class Actor:
     ):
         self._store, self._notes, self._gateways = store, notes, gateways
         self._hands, self._clock = hands, clock
+        self.record = Ring()
         self._memory: dict[Key, _Memory] = {}
         self._pods: dict[Key, list[Object]] = {}  # of this tick
 
@@ -99,6 +105,7 @@ class Actor:
         if not self._hands.leader.leading:
             self._memory.clear()
             self._notes.clear()
+            self.record.keep(())
             return
         views = await self._gateways.poll()
         now = self._clock()
@@ -106,6 +113,7 @@ class Actor:
         models = {(m.metadata.namespace, m.metadata.name): m for m in models_in(self._store)}
         self._memory = {key: memory for key, memory in self._memory.items() if key in models}
         self._notes.keep(models)
+        self.record.keep(models)
         reports = [GatewayReport(view.name, now, view.state) for view in views]
         samples = merge(reports, now, models)
         self._pods = pods_by_model(self._store, self._hands.installation)
@@ -118,7 +126,9 @@ class Actor:
         slo = self._slo(model)
         policy = Policy.of(model, slo)
         memory = self._remember(key, model, policy)
+        self.record.before(key, policy, memory.window)
         memory.window.add(sample)
+        self.record.sample(key, sample)
         notes = self._notes.of(key)
         if not notes.scaling.decisions and model.status.scaling is not None:
             notes.scaling = replace(notes.scaling, decisions=tuple(model.status.scaling.last_decisions))
@@ -137,6 +147,7 @@ class Actor:
         memory = self._memory.get(key)
         if memory is None or memory.uid != model.metadata.uid:
             memory = self._memory[key] = _Memory(Window(policy), model.metadata.uid)
+            self.record.forget(key)
         memory.window.resize(policy)
         return memory
 
@@ -151,7 +162,10 @@ class Actor:
         memory.replicas = current
         pods = report(self._pods.get(key, ()), revision_of_deployment(deployment))
         memory.cold_start_s = max(pods.cold_starts, default=memory.cold_start_s)
-        decision = decide(policy, memory.window, replicas_of(current, pods, memory), now, memory.decided)
+        replicas, before = replicas_of(current, pods, memory), memory.decided or Memory()
+        decision = decide(policy, memory.window, replicas, now, before)
+        self.record.decision(key, policy, replicas, before, decision)
+        _log(key, memory, decision)
         if _acts(model, notes) or not decision.changes:  # a step that is not taken must not make the next one wait
             memory.decided = decision.memory
         self._hands.measures.desired(*key, decision.replicas)
@@ -195,6 +209,14 @@ class Actor:
         if ref is None:
             return None
         return find(self._store, SLOS, ServiceLevelObjective, (model.metadata.namespace, ref.name))
+
+
+def _log(key: Key, memory: _Memory, decision: Decision) -> None:
+    """One line with all of a decision, whenever it is another one than before."""
+    if memory.logged != (decision.replicas, decision.reason):
+        memory.logged = (decision.replicas, decision.reason)
+        fields = {"kind": MODELS.kind, "namespace": key[0], "object": key[1], "reason": decision.reason.value}
+        log.info("a decision was made", extra={**fields, "decision": msgspec.json.encode(decision).decode()})
 
 
 def _acts(model: Model, notes: ModelNotes) -> bool:

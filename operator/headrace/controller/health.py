@@ -1,9 +1,10 @@
-"""The operator's own HTTP: /healthz (does it still work?), /readyz (200 on followers, too), /metrics."""
+"""The operator's own HTTP: /healthz (does it still work?), /readyz (200 on followers, too), /metrics, and
+/debug/decisions (the leader's last scaling decisions as a recording)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -47,24 +48,39 @@ class Signs:
         }
 
 
-async def serve(host: str, port: int, signs: Callable[[], Signs], measures: Measures) -> tuple[web.AppRunner, int]:
+@dataclass(frozen=True)
+class Sources:
+    """What is served."""
+
+    signs: Callable[[], Signs]
+    measures: Measures
+    record: Callable[[tuple[str, str] | None], Sequence[str]]  # lines of one Model's decisions, or of all
+
+
+async def serve(host: str, port: int, sources: Sources) -> tuple[web.AppRunner, int]:
     """Start the server; gives what `cleanup()` ends, and the port that was bound."""
 
     async def healthz(_: web.Request) -> web.Response:
-        now, present = time.monotonic(), signs()
+        now, present = time.monotonic(), sources.signs()
         return web.json_response(present.as_json(now), status=200 if present.alive(now) else 503)
 
     async def readyz(_: web.Request) -> web.Response:
-        present = signs()
+        present = sources.signs()
         return web.json_response({"listed": present.listed}, status=200 if present.listed else 503)
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=measures.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        return web.Response(body=sources.measures.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def decisions(request: web.Request) -> web.Response:
+        namespace, _, name = request.query.get("model", "").partition("/")
+        lines = sources.record((namespace, name) if name else None)
+        return web.Response(text="".join(f"{line}\n" for line in lines), content_type="application/x-ndjson")
 
     app = web.Application()
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", metrics)
+    app.router.add_get("/debug/decisions", decisions)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, host, port)

@@ -25,7 +25,7 @@ from headrace.controller.actor import Actor, Hands
 from headrace.controller.children import World
 from headrace.controller.chronicle import Chronicle
 from headrace.controller.gateways import Gateways
-from headrace.controller.health import Signs, serve
+from headrace.controller.health import Signs, Sources, serve
 from headrace.controller.measures import Measures
 from headrace.controller.models import Models
 from headrace.controller.queue import KeyedQueue
@@ -77,6 +77,10 @@ class Operator:
             started_at=self.started_at,
             queued=len(self.queue),
         )
+
+    def sources(self) -> Sources:
+        """What the operator's HTTP serves."""
+        return Sources(self.signs, self.measures, self.actor.record.lines)
 
     def loops(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         """What runs as long as the process."""
@@ -133,7 +137,7 @@ async def run(settings: Settings, stop: asyncio.Event | None = None) -> None:
     """Run an operator until SIGTERM, SIGINT or `stop`. Raises ClusterError where it cannot start."""
     async with await connect(settings.kubeconfig) as client, httpx.AsyncClient(trust_env=False) as http:
         operator = build(settings, client, http)
-        server, port = await serve(settings.host, settings.port, operator.signs, operator.measures)
+        server, port = await serve(settings.host, settings.port, operator.sources())
         log.info("operator started", extra={"port": port, "namespaces": ",".join(settings.namespaces)})
         # kopf waits 5 s for tasks that were made after it, so all of ours are made before it
         tasks = [asyncio.create_task(loop()) for loop in operator.loops()]

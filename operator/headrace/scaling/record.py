@@ -7,7 +7,7 @@ A recording holds, by Model: `window` (where it begins: what was known then, and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -72,13 +72,13 @@ class Ring:
     """
 
     def __init__(self, decisions: int = 120):
-        self._decisions = decisions  # of one segment
+        self._decisions = decisions  # of one segment; a sample without one takes as much of it as half
         self._segments: dict[ModelKey, list[_Segment]] = {}
 
     def before(self, key: ModelKey, policy: Policy, window: Window) -> None:
         """Begin a segment if one is due: the first, after a full one, or after a change of policy."""
         segments = self._segments.setdefault(key, [])
-        if not segments or segments[-1].decisions >= self._decisions or segments[-1].policy != policy:
+        if not segments or len(segments[-1].lines) > 2 * self._decisions or segments[-1].policy != policy:
             segments.append(_Segment(policy))
             del segments[:-2]
             Recorder(segments[-1].lines.append).window(key, policy, window)
@@ -89,13 +89,15 @@ class Ring:
 
     def decision(self, key: ModelKey, policy: Policy, replicas: Replicas, memory: Memory, decision: Decision) -> None:
         """A decision and what it was made from; `memory` is the one that went in."""
-        segment = self._segments[key][-1]
-        segment.decisions += 1
-        Recorder(segment.lines.append).decision(key, policy, replicas, memory, decision)
+        Recorder(self._segments[key][-1].lines.append).decision(key, policy, replicas, memory, decision)
 
     def forget(self, key: ModelKey) -> None:
         """The Model is gone."""
         self._segments.pop(key, None)
+
+    def keep(self, keys: Container[ModelKey]) -> None:
+        """Forget the Models that are not among these."""
+        self._segments = {key: segments for key, segments in self._segments.items() if key in keys}
 
     def lines(self, key: ModelKey | None = None) -> list[str]:
         """The recording of one Model, or of all."""
@@ -106,7 +108,6 @@ class Ring:
 @dataclass
 class _Segment:
     policy: Policy
-    decisions: int = 0
     lines: list[str] = field(default_factory=list)
 
 
