@@ -132,6 +132,7 @@ def run_fetch(args: argparse.Namespace) -> int:
 
 def run_serve(args: argparse.Namespace) -> int:
     """`serve`: the exit code."""
+    from headrace_engine.api.defaults import read_defaults
     from headrace_engine.api.server import EXIT_CORE_DIED, Engine, Settings, listen
     from headrace_engine.core.process import run
     from headrace_engine.fetch.fetch import DEMO
@@ -139,9 +140,9 @@ def run_serve(args: argparse.Namespace) -> int:
 
     folder = DEMO if args.path == BUILTIN else Path(args.path)
     name = args.served_model_name or ("demo" if args.path == BUILTIN else folder.resolve().name)
-    settings = Settings(args.host, args.port, max(0.0, args.drain_seconds))
     try:
         valid = validate(folder)
+        settings = Settings(args.host, args.port, max(0.0, args.drain_seconds), defaults=read_defaults(folder))
         listening = listen(settings)
     except StartError as error:
         return _failed(error)

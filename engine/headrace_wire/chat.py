@@ -196,6 +196,10 @@ class ChatTokenizer:
         """Text of generated tokens, piece by piece."""
         return Detokenizer(self._vocabulary, start=start)
 
+    def token_bytes(self, token: int) -> bytes:
+        """One token on its own: its bytes, the name of a special one, nothing for an id beyond the vocabulary."""
+        return self._vocabulary.bytes_of(token) or (self._tokenizer.id_to_token(token) or "").encode()
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of these tokens; special tokens are left out."""
         detokenizer = self.detokenizer()

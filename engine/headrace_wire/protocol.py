@@ -24,12 +24,19 @@ class Finish(str, Enum):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How the next token is drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 do not restrict."""
+    """How the next token is drawn. `temperature` 0 is greedy; the defaults of the others neither restrict nor shift."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0  # 64 bits
+    min_p: float = 0.0  # least probability, as a share of the likeliest token's
+    presence: float = 0.0  # taken from the logits of tokens of the output
+    frequency: float = 0.0  # the same, for each time that the output holds the token
+    repetition: float = 1.0  # divides positive and multiplies negative logits of tokens of prompt and output
+    bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    min_tokens: int = 0  # output tokens before which no stop id is drawn
+    logprobs: int | None = None  # likeliest tokens reported with each drawn one; None: nothing is reported
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
@@ -47,6 +54,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     salt: bytes = b""
     adapter: bytes | None = None
     holder: str = ""  # gateway id
+    after: str = ""  # a request of the same prompt whose prefill this one waits for, to share its full blocks
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -56,11 +64,19 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     reason: Reason = Reason.CANCELLED
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Natural logarithms of probabilities, from the logits as the model gave them, before temperature and penalties."""
+
+    logprob: float  # of the drawn token
+    top: list[tuple[int, float]] = []  # (token id, logprob), likeliest first
+
+
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of one request, from the core. Exactly one Delta of a request has `finish` or `error`."""
 
     id: str
     tokens: list[int] = []
+    logprobs: list[TokenLogprob] = []  # one a token, if asked for
     cached: int = 0  # prompt tokens served from the prefix cache (on the first Delta and on the last)
     finish: Finish | None = None
     error: Reason | None = None

@@ -25,6 +25,17 @@ def completion(**fields: Any) -> bytes:
 
 ACCEPTED: dict[str, dict[str, Any]] = {
     "neutral-penalties": {"presence_penalty": 0, "frequency_penalty": 0.0},
+    "all-of-sampling": {
+        "min_p": 0.1,
+        "presence_penalty": -2,
+        "frequency_penalty": 2,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"5": -100, "6": 100.0},
+        "min_tokens": 2,
+        "max_tokens": 2,
+    },
+    "logprobs": {"logprobs": True},
+    "top-logprobs": {"logprobs": True, "top_logprobs": 20},
     "neutral-logprobs": {"logprobs": False, "top_logprobs": None},
     "neutral-tools": {"tools": [], "tool_choice": "none"},
     "text-format": {"response_format": {"type": "text"}},
@@ -38,8 +49,24 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     },
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "penalty": ({"presence_penalty": 0.5}, "presence_penalty"),
-    "logprobs": ({"logprobs": True}, "logprobs"),
+    "presence-high": ({"presence_penalty": 2.1}, "presence_penalty"),
+    "frequency-low": ({"frequency_penalty": -3}, "frequency_penalty"),
+    "repetition-zero": ({"repetition_penalty": 0}, "repetition_penalty"),
+    "repetition-high": ({"repetition_penalty": 1e9}, "repetition_penalty"),
+    "min-p-above-one": ({"min_p": 1.1}, "min_p"),
+    "bias-high": ({"logit_bias": {"5": 101}}, "logit_bias"),
+    "bias-word": ({"logit_bias": {"five": 1}}, "logit_bias"),
+    "bias-negative-id": ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    "bias-huge-id": ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    "bias-other-digits": ({"logit_bias": {"²": 1}}, "logit_bias"),
+    "bias-text": ({"logit_bias": {"5": "1"}}, "logit_bias"),
+    "biases-many": ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias"),
+    "min-tokens-negative": ({"min_tokens": -1}, "min_tokens"),
+    "min-tokens-above-the-limit": ({"min_tokens": 3, "max_tokens": 2}, "min_tokens"),
+    "logprobs-count-in-a-chat": ({"logprobs": 3}, "logprobs"),
+    "top-logprobs-alone": ({"top_logprobs": 3}, "top_logprobs"),
+    "top-logprobs-many": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    "echo-in-a-chat": ({"echo": True}, "echo"),
     "tools": ({"tools": [{"type": "function"}]}, "tools"),
     "json-format": ({"response_format": {"type": "json_object"}}, "response_format"),
     "role": ({"messages": [{"role": "god", "content": "x"}]}, "messages[0].role"),
@@ -100,6 +127,38 @@ def test_prompts_that_are_refused(prompt: Any) -> None:
     assert caught.value.param == "prompt"
 
 
+COMPLETION_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "logprobs-true": ({"logprobs": True}, "logprobs"),
+    "logprobs-many": ({"logprobs": 21}, "logprobs"),
+    "logprobs-negative": ({"logprobs": -1}, "logprobs"),
+    "logprobs-of-an-echo": ({"logprobs": 1, "echo": True}, "logprobs"),
+    "echo-number": ({"echo": 1}, "echo"),
+    "top-logprobs": ({"top_logprobs": 1}, "top_logprobs"),
+    "best-of": ({"best_of": 2}, "best_of"),
+}
+
+
+@pytest.mark.parametrize(("fields", "param"), COMPLETION_REFUSED.values(), ids=COMPLETION_REFUSED)
+def test_completions_refused_with_the_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_completion(completion(**fields))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "top"), [({}, None), ({"logprobs": False}, None), ({"logprobs": 0}, 0), ({"logprobs": 5}, 5)]
+)
+def test_logprobs_of_completions(fields: dict[str, Any], top: int | None) -> None:
+    assert read_completion(completion(**fields)).top == top
+
+
+@pytest.mark.parametrize(
+    ("fields", "top"), [({}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 2}, 2)]
+)
+def test_logprobs_of_chats(fields: dict[str, Any], top: int | None) -> None:
+    assert read_chat(chat(**fields)).top == top
+
+
 def test_max_completion_tokens_wins() -> None:
     assert read_chat(chat(max_tokens=1, max_completion_tokens=2)).limit == ("max_completion_tokens", 2)
     assert read_chat(chat(max_tokens=1)).limit == ("max_tokens", 1)
@@ -114,6 +173,7 @@ json_values = st.recursive(
 FIELDS = [
     "model", "messages", "prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids",
     "ignore_eos", "n", "stream", "stream_options", "headrace", "user", "logprobs", "tools", "echo",
+    "top_logprobs", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens",
 ]
 # fmt: on
 

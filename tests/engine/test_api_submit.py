@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace_engine.api.schema import read_completion
-from headrace_engine.api.submit import Limits, check_prompt, child_seed, submits, token_bytes
+from headrace_engine.api.submit import Fresh, Limits, check_prompt, child_seed, submits, token_bytes
 from headrace_wire.protocol import Submit
 from headrace_wire.reasons import Reason, RequestError
 
@@ -17,7 +17,7 @@ LIMITS = Limits(context=100, pool=640, vocabulary=50)
 
 def make(tokens: list[int], limits: Limits = LIMITS, **fields: Any) -> list[Submit]:
     body = read_completion(json.dumps({"model": "m", "prompt": "p", **fields}).encode())
-    return submits(body, tokens, limits, eos_ids=(2,), fresh=("fresh", 7))
+    return submits(body, tokens, limits, eos_ids=(2,), fresh=Fresh("fresh", 7))
 
 
 def test_defaults() -> None:

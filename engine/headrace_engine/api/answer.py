@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
+from headrace_engine.api.logprobs import Entry, Held
 from headrace_engine.api.mailbox import Mailbox
 from headrace_engine.api.schema import Generation
 from headrace_engine.api.sse import DONE, Choice, Response, Usage
 from headrace_engine.api.text import ChoiceText
 from headrace_wire.chat import ChatTokenizer
-from headrace_wire.protocol import Delta, Finish, Submit
+from headrace_wire.protocol import Delta, Finish, Submit, TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -21,29 +22,60 @@ class Prepared:
     body: Generation
     submits: list[Submit]  # one a choice
     prompt: int  # tokens
+    echo: str = ""  # text that comes before the output
+
+
+@dataclass
+class Piece:
+    """What is new in a choice: its text, and the entries of the tokens that the text begins with."""
+
+    text: str
+    entries: list[Entry] | None = None  # None: no logprobs were asked for
 
 
 class RunningChoice:
     """One choice while it is generated."""
 
-    def __init__(self, text: ChoiceText, stop_ids: frozenset[int]):
+    def __init__(self, text: ChoiceText, stop_ids: frozenset[int], held: Held | None):
+        """`held`: where logprobs were asked for."""
         self.text = text
-        self.pieces: list[str] = []  # of a response that is not streamed
+        self.whole = Piece("", None if held is None else [])  # of a response that is not streamed
         self.finish: Finish | None = None
         self._stop_ids = stop_ids
+        self._held = held
 
-    def take(self, delta: Delta) -> str:
-        """New text. A stop id ends the choice and is no part of its text."""
+    def take(self, delta: Delta) -> Piece:
+        """What is new. A stop id ends the choice and is no part of its text."""
         tokens = delta.tokens
         by_id = delta.finish is Finish.STOP and bool(tokens) and tokens[-1] in self._stop_ids
-        piece = self.text.feed(tokens[:-1] if by_id else tokens)
+        taken = tokens[:-1] if by_id else tokens
+        text = self.text.feed(taken) if self._held is None else self._feed(self._held, taken, delta.logprobs)
         if not self.text.stopped and delta.finish is not None:
             self.text.tokens += by_id
-            piece += self.text.finish()
+            text += self.text.finish()
             self.finish = delta.finish
         if self.text.stopped:
             self.finish = Finish.STOP
-        return piece
+        if self._held is None:
+            return Piece(text)
+        everything = self.finish is not None and not self.text.stopped
+        return Piece(text, self._held.take(self.text.given, all_of=everything))
+
+    def _feed(self, held: Held, tokens: list[int], logprobs: list[TokenLogprob]) -> str:
+        """Token by token, to know where each one's text begins."""
+        pieces = []
+        for token, logprob in zip(tokens, logprobs, strict=False):
+            if self.text.stopped:
+                break
+            held.add(Entry(token, logprob, self.text.length))
+            pieces.append(self.text.feed((token,)))
+        return "".join(pieces)
+
+    def keep(self, piece: Piece) -> None:
+        """Adds to `whole`."""
+        self.whole.text += piece.text
+        if self.whole.entries is not None and piece.entries is not None:
+            self.whole.entries += piece.entries
 
 
 class Answer:
@@ -54,9 +86,13 @@ class Answer:
         self._box = box
         self._abort = abort
         self._cached = 0  # prompt tokens
-        stops = prepared.body.stops
+        body = prepared.body
         self._choices = [
-            RunningChoice(ChoiceText(tokenizer.detokenizer(), stops), frozenset(submit.stop_ids))
+            RunningChoice(
+                ChoiceText(tokenizer.detokenizer(start=not prepared.echo), body.stops, body.min_tokens or 0),
+                frozenset(submit.stop_ids),
+                None if body.top is None else Held(),
+            )
             for submit in prepared.submits
         ]
 
@@ -70,8 +106,12 @@ class Answer:
         """The body of a response that is not streamed. Raises RequestError."""
         while self._running:
             for index, piece in await self._next():
-                self._choices[index].pieces.append(piece)
-        finished = [Choice("".join(choice.pieces), choice.finish or Finish.LENGTH) for choice in self._choices]
+                self._choices[index].keep(piece)
+        echo = self._prepared.echo
+        finished = [
+            Choice(echo + choice.whole.text, choice.finish or Finish.LENGTH, choice.whole.entries)
+            for choice in self._choices
+        ]
         return response.whole(finished, self.usage)
 
     async def events(self, response: Response) -> AsyncGenerator[bytes, None]:
@@ -82,8 +122,8 @@ class Answer:
             for index, piece in await self._next():
                 if index not in begun:
                     begun.add(index)
-                    data.append(response.first(index))
-                data.append(response.text(index, piece))
+                    data.append(response.first(index, self._prepared.echo))
+                data.append(response.text(index, piece.text, piece.entries))
                 finish = self._choices[index].finish
                 if finish is not None:
                     data.append(response.last(index, finish))
@@ -95,9 +135,9 @@ class Answer:
     def _running(self) -> bool:
         return any(choice.finish is None for choice in self._choices)
 
-    async def _next(self) -> list[tuple[int, str]]:
-        """(choice, new text) in the order of arrival; the text may be empty."""
-        pieces: list[tuple[int, str]] = []
+    async def _next(self) -> list[tuple[int, Piece]]:
+        """(choice, what is new) in the order of arrival; the text may be empty."""
+        pieces: list[tuple[int, Piece]] = []
         for index, delta in await self._box.get():
             choice = self._choices[index]
             if choice.finish is not None:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 from headrace_engine.api.answer import Answer, Prepared
 from headrace_engine.api.client import CoreLink
+from headrace_engine.api.defaults import NO_DEFAULTS, Defaults
 from headrace_engine.api.drain import Drain
 from headrace_engine.api.http import ClientLeft, Receive, Send, left, read_body, respond, respond_error
 from headrace_engine.api.mailbox import failure
 from headrace_engine.api.metrics import Metrics
 from headrace_engine.api.schema import MAX_BODY, ChatBody, CompletionBody, read_chat, read_completion
 from headrace_engine.api.sse import HEADERS, Response, error_event
-from headrace_engine.api.submit import Limits, check_prompt, submits
+from headrace_engine.api.submit import Fresh, Limits, check_prompt, submits
 from headrace_wire.chat import ChatTokenizer
 from headrace_wire.protocol import PAGE_TOKENS
 from headrace_wire.reasons import Reason, RequestError
@@ -39,6 +40,7 @@ class Parts:
     drain: Drain
     threads: Executor  # tokenizing
     served_name: str
+    defaults: Defaults = NO_DEFAULTS  # of sampling
 
 
 @dataclass
@@ -97,7 +99,9 @@ class Generate:
         self._check_open()
         parts, task = self._parts, asyncio.current_task()
         overflowed = task.cancel if task is not None else (lambda: None)
-        response = Response(prepared.identity, parts.served_name, int(time.time()), chat=chat)
+        response = Response(
+            prepared.identity, parts.served_name, int(time.time()), chat=chat, token_text=parts.tokenizer.token_bytes
+        )
         with parts.link.open(prepared.submits, overflowed) as box:
             parts.metrics.began(prepared.prompt)
             answer = Answer(prepared, box, parts.tokenizer, lambda ids: parts.link.abort(ids, Reason.CANCELLED))
@@ -136,10 +140,15 @@ class Generate:
         tokens = await loop.run_in_executor(self._parts.threads, self._encode, body)
         limits = self._limits()
         check_prompt(tokens, limits, "messages" if chat else "prompt")
-        fresh = (secrets.token_hex(12), secrets.randbits(64))
+        fresh = Fresh(secrets.token_hex(12), secrets.randbits(64), self._parts.defaults)
         made = submits(body, tokens, limits, eos_ids=self._parts.tokenizer.eos_ids, fresh=fresh)
-        identity = (body.headrace.id if body.headrace is not None else "") or fresh[0]
-        return Prepared(identity, body, made, len(tokens))
+        identity = (body.headrace.id if body.headrace is not None else "") or fresh.identity
+        return Prepared(identity, body, made, len(tokens), self._echo(body))
+
+    def _echo(self, body: ChatBody | CompletionBody) -> str:
+        if not body.echoes or not isinstance(body, CompletionBody):
+            return ""
+        return body.prompt if isinstance(body.prompt, str) else self._parts.tokenizer.decode(body.prompt)
 
     def _encode(self, body: ChatBody | CompletionBody) -> Sequence[int]:
         """Runs in a thread: templating is short, encoding releases the interpreter lock."""

@@ -10,6 +10,7 @@ from headrace_wire.reasons import Reason, RequestError
 
 _DELTA_BYTES = 256  # of one delta beside its tokens
 _TOKEN_BYTES = 8
+_LOGPROB_BYTES = 64  # of one logprob with its token
 
 MESSAGES = {
     Reason.DEADLINE_EXCEEDED: "the request's time ran out before its answer was complete",
@@ -61,6 +62,7 @@ class Mailbox:
             return
         self._waiting.append((self._index[delta.id], delta))
         self._bytes += _DELTA_BYTES + _TOKEN_BYTES * len(delta.tokens)
+        self._bytes += _LOGPROB_BYTES * sum(1 + len(entry.top) for entry in delta.logprobs)
         self._wake.set()
         if self._bytes > self._bound:
             self.overflowed = True

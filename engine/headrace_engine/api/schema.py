@@ -15,20 +15,17 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_IDS = 128
 MAX_ID_CHARACTERS = 128
+MAX_TOP = 20  # likeliest tokens reported with each token
+MAX_BIASES = 1024
+_ID_DIGITS = 10
+MAX_BIAS = 100.0
+MAX_REPETITION = 10.0
 
 Role = Literal["system", "user", "assistant", "tool"]
 
 # Fields of the OpenAI API that this engine does not act on, with the values that ask for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -86,10 +83,16 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -99,12 +102,6 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     metadata: Any = None
     store: Any = None
     # see NEUTRAL
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
-    min_p: Any = None
-    logit_bias: Any = None
-    logprobs: Any = None
     service_tier: Any = None
 
     @property
@@ -118,6 +115,16 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
+    def top(self) -> int | None:
+        """Likeliest tokens to report with each token of output; None: nothing is reported."""
+        return None
+
+    @property
+    def echoes(self) -> bool:
+        """True if the prompt comes before the output."""
+        return False
+
+    @property
     def usage_asked(self) -> bool:
         """True if a stream ends with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
@@ -128,7 +135,8 @@ class ChatBody(Generation, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     messages: list[Message]
     max_completion_tokens: int | None = None
-    top_logprobs: Any = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     tools: Any = None
     tool_choice: Any = None
     parallel_tool_calls: Any = None
@@ -141,14 +149,30 @@ class ChatBody(Generation, frozen=True, kw_only=True, forbid_unknown_fields=True
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens
 
+    @property
+    def top(self) -> int | None:
+        """`top_logprobs` where `logprobs` is true."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
 
 class CompletionBody(Generation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/completions`: `prompt` is one string or one list of token ids."""
 
     prompt: Any
+    logprobs: bool | int | None = None  # a count; false is absent
+    echo: bool | None = None
     best_of: Any = None
-    echo: Any = None
     suffix: Any = None
+
+    @property
+    def top(self) -> int | None:
+        """`logprobs` is the count."""
+        return None if self.logprobs is None or isinstance(self.logprobs, bool) else self.logprobs
+
+    @property
+    def echoes(self) -> bool:
+        """`echo`."""
+        return bool(self.echo)
 
 
 Body = TypeVar("Body", ChatBody, CompletionBody)
@@ -168,6 +192,10 @@ def read_chat(data: bytes) -> ChatBody:
         raise invalid("messages", "must not be empty")
     for index, message in enumerate(body.messages):
         _check_neutral(message, MESSAGE_NEUTRAL, f"messages[{index}].")
+    if body.top_logprobs is not None:
+        _between("top_logprobs", body.top_logprobs, 0, MAX_TOP)
+        if body.top_logprobs and not body.logprobs:
+            raise invalid("top_logprobs", "needs logprobs to be true")
     return _checked(body)
 
 
@@ -180,6 +208,11 @@ def read_completion(data: bytes) -> CompletionBody:
         raise invalid("prompt", "must be one string or one list of token ids; send several prompts one by one")
     if not prompt:
         raise invalid("prompt", "must not be empty")
+    if body.logprobs is True:
+        raise invalid("logprobs", f"must be 0 to {MAX_TOP}")
+    _between("logprobs", body.top, 0, MAX_TOP)
+    if body.echoes and body.top is not None:
+        raise invalid("logprobs", "is not supported together with echo")
     return _checked(body)
 
 
@@ -197,7 +230,7 @@ def _decode(decoder: msgspec.json.Decoder[Body], data: bytes) -> Body:
 def _named(text: str) -> RequestError:
     """The error of a decoder that says ``Expected `int`, got `str` - at `$.n` `` as one that names `n`."""
     message, _, path = text.partition(" - at `$")
-    path = path.rstrip("`").lstrip(".")
+    path = path.rstrip("`").lstrip(".").removesuffix("[...]")  # a value of an object: its field is named
     for phrase, short in (("unknown field `", "is an unknown field"), ("required field `", "is required")):
         if phrase in message:
             name = message.partition(phrase)[2].rstrip("`")
@@ -228,11 +261,29 @@ def _checked(body: Body) -> Body:
         raise invalid("top_p", "must be above 0 and at most 1")
     if body.top_k is not None and body.top_k < -1:
         raise invalid("top_k", "must be at least 1, or 0 or -1 for no limit")
+    _check_penalties(body)
+    if body.min_tokens is not None and not 0 <= body.min_tokens <= (limit or body.min_tokens):
+        raise invalid("min_tokens", "must be at least 0 and at most the limit of the output")
     if body.seed is not None and not -(1 << 63) <= body.seed < 1 << 64:
         raise invalid("seed", "must fit in 64 bits")
     _check_stops(body)
     _check_hints(body.headrace or RequestHints())
     return body
+
+
+def _check_penalties(body: Generation) -> None:
+    _between("min_p", body.min_p, 0, 1)
+    _between("presence_penalty", body.presence_penalty, -2, 2)
+    _between("frequency_penalty", body.frequency_penalty, -2, 2)
+    if body.repetition_penalty is not None and not 0 < body.repetition_penalty <= MAX_REPETITION:
+        raise invalid("repetition_penalty", f"must be above 0 and at most {MAX_REPETITION:g}")
+    biases = body.logit_bias or {}
+    if len(biases) > MAX_BIASES:
+        raise invalid("logit_bias", f"at most {MAX_BIASES} tokens")
+    for token, bias in biases.items():
+        if not (token.isascii() and token.isdigit() and len(token) <= _ID_DIGITS):
+            raise invalid("logit_bias", "its keys are token ids in decimal digits")
+        _between("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
 
 
 def _check_stops(body: Generation) -> None:

@@ -16,6 +16,7 @@ import uvicorn
 
 from headrace_engine.api.app import App
 from headrace_engine.api.client import MAILBOX_BYTES, CoreFailed, CoreLink, Target
+from headrace_engine.api.defaults import NO_DEFAULTS, Defaults
 from headrace_engine.api.drain import Drain
 from headrace_engine.api.generate import Parts
 from headrace_engine.api.metrics import Metrics
@@ -41,6 +42,7 @@ class Settings:
     port: int  # 0: any free one
     drain_s: float
     stream_bytes: int = MAILBOX_BYTES  # that may wait for one client
+    defaults: Defaults = NO_DEFAULTS  # of sampling, where a body leaves a field out
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Engine:
         self._drain = Drain(self.link, self._open, settings.drain_s)
         metrics = Metrics(lambda: self.link.state, self._open)
         self.link.on_delta = metrics.arrived
-        parts = Parts(self.link, tokenizer, metrics, self._drain, self._threads, config.served_name)
+        parts = Parts(self.link, tokenizer, metrics, self._drain, self._threads, config.served_name, settings.defaults)
         self.app = App(parts, time.monotonic, self._started_at, config.instance)
 
     def _open(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from headrace_engine.api.logprobs import Entry, Shapes, TokenText
 from headrace_wire.protocol import Finish
 from headrace_wire.reasons import RequestError
 
@@ -14,6 +15,10 @@ DONE = b"data: [DONE]\n\n"
 HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 
 _encode = msgspec.json.encode
+
+
+def _no_text(token: int) -> bytes:
+    return b""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Choice:
 
     text: str
     finish: Finish
+    entries: list[Entry] | None = None  # None: no logprobs were asked for
 
 
 def error_event(error: RequestError) -> bytes:
@@ -50,8 +56,9 @@ def error_event(error: RequestError) -> bytes:
 class Response:
     """One response: its id, model and time are the same in every chunk."""
 
-    def __init__(self, identity: str, model: str, created: int, *, chat: bool):
+    def __init__(self, identity: str, model: str, created: int, *, chat: bool, token_text: TokenText = _no_text):
         self._chat = chat
+        self._logprobs = Shapes(token_text, chat=chat)
         self._base = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{identity}",
             "object": "chat.completion" if chat else "text_completion",
@@ -64,17 +71,22 @@ class Response:
         self._before = b',"delta":{"content":' if chat else b',"text":'
         self._after = b'},"logprobs":null,"finish_reason":null}]}\n\n' if chat else self._closing(None)
 
-    def first(self, index: int) -> bytes:
-        """The chunk that opens a choice of a chat; completions have none."""
+    def first(self, index: int, echo: str = "") -> bytes:
+        """The chunk that opens a choice: of a chat with its role, of a completion with its prompt if that is asked."""
         if not self._chat:
-            return b""
+            return self.text(index, echo)
         return self._opening + b'%d,"delta":{"role":"assistant","content":""}' % index + self._closing(None)
 
-    def text(self, index: int, piece: str) -> bytes:
-        """New text of a choice; nothing for no text."""
-        if not piece:
+    def text(self, index: int, piece: str, entries: list[Entry] | None = None) -> bytes:
+        """New text of a choice with the entries of its tokens; nothing for nothing new."""
+        if entries:
+            after = (b'},"logprobs":' if self._chat else b',"logprobs":') + _encode(self._logprobs.of(entries))
+            after += b',"finish_reason":null}]}\n\n'
+        elif piece:
+            after = self._after
+        else:
             return b""
-        return self._opening + b"%d" % index + self._before + _encode(piece) + self._after
+        return self._opening + b"%d" % index + self._before + _encode(piece) + after
 
     def last(self, index: int, finish: Finish) -> bytes:
         """The chunk that ends a choice."""
@@ -90,7 +102,8 @@ class Response:
         rows = []
         for index, choice in enumerate(choices):
             text = {"message": {"role": "assistant", "content": choice.text}} if self._chat else {"text": choice.text}
-            rows.append({"index": index, **text, "logprobs": None, "finish_reason": choice.finish.value})
+            logprobs = self._logprobs.of(choice.entries)
+            rows.append({"index": index, **text, "logprobs": logprobs, "finish_reason": choice.finish.value})
         return _encode({**self._base, "choices": rows, "usage": usage.shape()})
 
     def _closing(self, finish: Finish | None) -> bytes:

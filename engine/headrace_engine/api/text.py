@@ -8,35 +8,51 @@ from headrace_wire.chat import Detokenizer
 
 
 class ChoiceText:
-    """Pieces joined equal the whole text. Tokens are taken one by one, so how they arrive in groups cannot matter."""
+    """Pieces joined equal the whole text. Tokens are taken one by one, so how they arrive in groups cannot matter.
 
-    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...] = ()):
+    `least` tokens are taken before stop strings are looked for.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...] = (), least: int = 0):
         self._detokenizer = detokenizer
         self._stops = stops
+        self._least = least
         self._held = ""  # may be the beginning of a stop string
+        self.given = 0  # characters given out
         self.stopped = False  # a stop string was found; nothing comes after it
         self.tokens = 0  # tokens taken, those of the stop string included
+
+    @property
+    def length(self) -> int:
+        """Characters that the tokens so far completed, held ones included: where the next token's text begins."""
+        return self.given + len(self._held)
 
     def feed(self, tokens: Sequence[int]) -> str:
         """Text that can be given out now."""
         if not self._stops:
             self.tokens += len(tokens)
-            return self._detokenizer.feed(tokens)
+            return self._give(self._detokenizer.feed(tokens))
         pieces = []
         for token in tokens:
             if self.stopped:
                 break
             self.tokens += 1
-            pieces.append(self._take(self._detokenizer.feed((token,))))
+            text = self._detokenizer.feed((token,))
+            pieces.append(self._take(text) if self.tokens > self._least else self._give(text))
         return "".join(pieces)
 
     def finish(self) -> str:
         """What was held back, and U+FFFD for an incomplete character."""
         if self.stopped:
             return ""
-        last = self._take(self._detokenizer.finish())
+        text = self._detokenizer.finish()
+        last = self._take(text) if self.tokens > self._least else self._give(text)
         held, self._held = self._held, ""
-        return last + held
+        return last + self._give(held)
+
+    def _give(self, text: str) -> str:
+        self.given += len(text)
+        return text
 
     def _take(self, text: str) -> str:
         if not text:
@@ -45,10 +61,10 @@ class ChoiceText:
         found = [at for stop in self._stops if (at := pending.find(stop)) >= 0]
         if found:
             self.stopped, self._held = True, ""
-            return pending[: min(found)]
+            return self._give(pending[: min(found)])
         keep = max((_overlap(pending, stop) for stop in self._stops), default=0)
         self._held = pending[len(pending) - keep :]
-        return pending[: len(pending) - keep]
+        return self._give(pending[: len(pending) - keep])
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 from headrace_engine.core.blocks import BlockPool
-from headrace_engine.core.plan import StepPlan
+from headrace_engine.core.plan import Runner, StepPlan, StepResult
 from headrace_engine.core.scheduler import Limits, Scheduler
 from headrace_engine.runner.fake import VOCAB, FakeRunner, fake_kv
 from headrace_wire.protocol import Delta, Sampling, Submit
@@ -18,13 +19,41 @@ def prompt(length: int, seed: int = 1) -> list[int]:
     return [(seed * 31 + i * 7) % VOCAB for i in range(length)]
 
 
-class Driven:
-    """A scheduler driven by hand, with everything it said."""
+class Deferred:
+    """A runner of any lag over one of lag 0: each step begins when it is collected."""
 
-    def __init__(self, *, pages: int = 64, sequences: int = 8, budget: int = 256, context: int = 2048, lag: int = 0):
+    def __init__(self, runner: Runner, lag: int):
+        self.lag = lag
+        self.kv = runner.kv
+        self._runner = runner
+        self._plans: deque[StepPlan] = deque()
+
+    def launch(self, plan: StepPlan) -> None:
+        """Keep the plan."""
+        self._plans.append(plan)
+
+    def collect(self) -> StepResult:
+        """Run the oldest."""
+        self._runner.launch(self._plans.popleft())
+        return self._runner.collect()
+
+
+class Driven:
+    """A scheduler driven by hand, with everything it said. `runner`: another than the fake one, with its own pool."""
+
+    def __init__(
+        self,
+        *,
+        pages: int = 64,
+        sequences: int = 8,
+        budget: int = 256,
+        context: int = 2048,
+        lag: int = 0,
+        runner: Runner | None = None,
+    ):
+        self.runner: Runner = FakeRunner(lag, fake_kv(pages)) if runner is None else runner
         limits = Limits(max_sequences=sequences, max_batch_tokens=budget, max_tokens=context, vocab=VOCAB)
-        self.scheduler = Scheduler(limits, BlockPool(pages), "00")
-        self.runner = FakeRunner(lag, fake_kv(pages))
+        self.scheduler = Scheduler(limits, BlockPool(self.runner.kv.pages), "00")
         self.deltas: dict[str, list[Delta]] = {}
         self.prompts: dict[str, list[int]] = {}
         self.plans: list[StepPlan] = []
@@ -32,9 +61,8 @@ class Driven:
 
     def submit(self, name: str, tokens: list[int], max_tokens: int = 4, **more: Any) -> None:
         self.prompts[name] = tokens
-        submit = Submit(
-            id=name, tokens=array("i", tokens).tobytes(), sampling=Sampling(), max_tokens=max_tokens, **more
-        )
+        more.setdefault("sampling", Sampling())
+        submit = Submit(id=name, tokens=array("i", tokens).tobytes(), max_tokens=max_tokens, **more)
         self.take(self.scheduler.submit(submit, self.now))
 
     def step(self, count: int = 1) -> StepPlan | None:

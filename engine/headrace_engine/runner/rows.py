@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int32]
 class Row:
     """A sequence in the batch: its tokens and its block table, both growing."""
 
-    __slots__ = ("_page_buffer", "_token_buffer", "length", "page_count", "prompt", "sampling")
+    __slots__ = ("_page_buffer", "_token_buffer", "length", "page_count", "prompt", "sampling", "stop_ids")
 
     def __init__(self, new: NewRow):
         known = np.frombuffer(new.tokens, dtype="<i4")
@@ -30,6 +30,7 @@ class Row:
         self.page_count = len(new.pages)
         self.prompt = new.prompt
         self.sampling: Sampling = new.sampling
+        self.stop_ids = new.stop_ids
 
     @property
     def tokens(self) -> Ints:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import NamedTuple
 
 import torch
 
@@ -11,10 +12,18 @@ from headrace_engine.attention.base import Attention, LayerKv
 from headrace_engine.core.plan import KvSpec, RowStep, StepPlan, StepResult
 from headrace_engine.models.decoder import Decoder
 from headrace_engine.runner.rows import Row, build
-from headrace_engine.runner.sampler import Draw, sample
+from headrace_engine.runner.sampler import Draw, logprobs, sample
+from headrace_wire.protocol import TokenLogprob
 from headrace_wire.reasons import Reason
 
 log = logging.getLogger(__name__)
+
+
+class Drawn(NamedTuple):
+    """What a step brought for one row."""
+
+    token: int
+    logprob: TokenLogprob | None  # if asked for
 
 
 class TorchRunner:
@@ -55,18 +64,19 @@ class TorchRunner:
         except Exception:
             log.exception("step failed", extra={"step": plan.number, "rows": len(plan.steps)})
             tokens = self._compute_alone(plan.steps, failed)
-        for row, token in tokens.items():
-            self._rows[row].append_token(token)
+        for row, drawn in tokens.items():
+            self._rows[row].append_token(drawn.token)
         return StepResult(
             number=plan.number,
-            tokens={row: [token] for row, token in tokens.items()},
+            tokens={row: [drawn.token] for row, drawn in tokens.items()},
+            logprobs={row: [drawn.logprob] for row, drawn in tokens.items() if drawn.logprob is not None},
             failed=failed,
             ms=(time.perf_counter() - began) * 1000.0,
         )
 
-    def _compute_alone(self, steps: list[RowStep], failed: dict[int, Reason]) -> dict[int, int]:
+    def _compute_alone(self, steps: list[RowStep], failed: dict[int, Reason]) -> dict[int, Drawn]:
         """Writing KV twice is harmless: the same values go to the same slots."""
-        tokens: dict[int, int] = {}
+        tokens: dict[int, Drawn] = {}
         for step in steps:
             try:
                 tokens |= self._compute([step])
@@ -76,7 +86,7 @@ class TorchRunner:
         return tokens
 
     @torch.inference_mode()
-    def _compute(self, steps: list[RowStep]) -> dict[int, int]:
+    def _compute(self, steps: list[RowStep]) -> dict[int, Drawn]:
         """The sampled token by row."""
         batch = build(steps, self._rows)
         logits = self._model(batch.tokens, batch.positions, batch.meta, self._attention, self._layers)
@@ -84,11 +94,14 @@ class TorchRunner:
         if not sampled:
             return {}
         draws = [self._draw(step) for step in sampled]
-        return {step.row: token for step, token in zip(sampled, sample(logits, draws), strict=True)}
+        tokens = sample(logits, draws)
+        reported = logprobs(logits, draws, tokens)
+        return {step.row: Drawn(tokens[i], reported.get(i)) for i, step in enumerate(sampled)}
 
     def _draw(self, step: RowStep) -> Draw:
         row = self._rows[step.row]
-        return Draw(row.sampling, step.start + step.count - row.prompt)
+        known = step.start + step.count
+        return Draw(row.sampling, known - row.prompt, row.tokens[:known], row.prompt, row.stop_ids)
 
 
 def _reason(error: Exception) -> Reason:

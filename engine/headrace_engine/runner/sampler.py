@@ -1,14 +1,17 @@
-"""Draw the next token of each row. A row's result depends on its own logits, seed and position alone."""
+"""Draw the next token of each row. A row's result depends on its own logits, tokens, seed and position alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from headrace_engine.runner.philox import gumbel
-from headrace_wire.protocol import Sampling
+from headrace_engine.runner.sampler_adjust import adjust
+from headrace_wire.protocol import Sampling, TokenLogprob
 
 GREEDY_BELOW = 1e-5  # temperatures below draw the likeliest token
 
@@ -19,25 +22,57 @@ class Draw:
 
     sampling: Sampling
     position: int  # of the drawn token in the output, from 0
+    tokens: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # prompt, then output
+    prompt: int = 0  # tokens of the prompt
+    stop_ids: list[int] | None = None
 
     @property
     def greedy(self) -> bool:
         """The likeliest token, without noise."""
         return self.sampling.temperature < GREEDY_BELOW
 
+    @property
+    def adjusts(self) -> bool:
+        """Are logits changed before anything else?"""
+        s = self.sampling
+        penalised = s.presence or s.frequency or s.repetition != 1.0
+        return bool(penalised or s.bias or self.position < s.min_tokens)
+
     def cuts(self, vocab: int) -> bool:
-        """Does top-k or top-p exclude anything?"""
-        return 0 < self.sampling.top_k < vocab or self.sampling.top_p < 1.0
+        """Does top-k, top-p or min-p exclude anything?"""
+        s = self.sampling
+        return 0 < s.top_k < vocab or s.top_p < 1.0 or s.min_p > 0.0
 
 
 def sample(logits: Tensor, draws: list[Draw]) -> list[int]:
-    """One token id per row of `logits` (fp32 [rows, vocab]); the lowest id wins ties."""
+    """One token id per row of `logits` (fp32 [rows, vocab], left as it is); the lowest id wins ties."""
+    changed = [i for i, draw in enumerate(draws) if draw.adjusts]
+    if changed:
+        logits = logits.clone()
+        for i in changed:
+            adjust(logits[i], draws[i])
     random = [i for i, draw in enumerate(draws) if not draw.greedy]
     if random:
         noisy = _noisy(logits[random], [draws[i] for i in random])
         logits = noisy if len(random) == len(draws) else logits.index_copy(0, torch.tensor(random), noisy)
     drawn: list[int] = logits.argmax(-1).tolist()
     return drawn
+
+
+def logprobs(logits: Tensor, draws: list[Draw], drawn: list[int]) -> dict[int, TokenLogprob]:
+    """By index of the rows that ask for them; `logits` fp32 [rows, vocab] as the model gave them."""
+    asked = [i for i, draw in enumerate(draws) if draw.sampling.logprobs is not None]
+    if not asked:
+        return {}
+    all_of = logits[asked].log_softmax(-1)
+    own = all_of.gather(1, torch.tensor([drawn[i] for i in asked]).unsqueeze(1)).squeeze(1).tolist()
+    counts = [min(draws[i].sampling.logprobs or 0, logits.shape[1]) for i in asked]
+    values, ids = all_of.topk(max(counts), dim=-1) if any(counts) else (all_of[:, :0], all_of[:, :0].long())
+    found: dict[int, TokenLogprob] = {}
+    for row, (i, count) in enumerate(zip(asked, counts, strict=True)):
+        pairs = zip(ids[row, :count].tolist(), values[row, :count].tolist(), strict=True)
+        found[i] = TokenLogprob(logprob=own[row], top=list(pairs))
+    return found
 
 
 def _noisy(logits: Tensor, draws: list[Draw]) -> Tensor:
@@ -52,15 +87,17 @@ def _noisy(logits: Tensor, draws: list[Draw]) -> Tensor:
 
 
 def _cut(logits: Tensor, samplings: list[Sampling]) -> Tensor:
-    """All but the kept tokens at minus infinity: the top_k largest, and of those the fewest that reach top_p.
+    """All but the kept tokens at minus infinity.
 
-    Of equal logits the lower ids rank first; the likeliest token is always kept.
+    Kept are the top_k largest, of those the ones with min_p of the likeliest one's probability, and of those the fewest
+    that reach top_p. Of equal logits the lower ids rank first; the likeliest token is always kept.
     """
     vocab = logits.shape[1]
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     top_k = torch.tensor([s.top_k if s.top_k > 0 else vocab for s in samplings]).unsqueeze(1)
     top_p = torch.tensor([s.top_p for s in samplings]).unsqueeze(1)
-    keep = torch.arange(vocab).unsqueeze(0) < top_k
+    least = torch.tensor([s.min_p for s in samplings]).unsqueeze(1).log()  # minus infinity where min_p is 0
+    keep = (torch.arange(vocab).unsqueeze(0) < top_k) & (ordered - ordered[:, :1] >= least)
     weights = ordered.masked_fill(~keep, float("-inf")).softmax(-1)
     before = weights.cumsum(-1) - weights
     keep &= (before < top_p) | (top_p >= 1.0)
