@@ -121,6 +121,62 @@ class TestSampling:
         assert answer["finish_reason"] == "stop"
         assert answer["message"]["content"] == three[: three.rindex(" " + word)]
 
+    def test_logprobs_of_a_chat(self, openai: OpenAI) -> None:
+        ask: dict[str, Any] = {"model": "demo", "messages": QUESTION, "temperature": 0, "max_tokens": 12}
+        ask |= {"logprobs": True, "top_logprobs": 3, "stop": ["token"]}
+        choice = openai.chat.completions.create(**ask).choices[0]
+        rows = choice.logprobs.content
+        assert b"".join(bytes(row.bytes) for row in rows).decode() == choice.message.content
+        assert all(row.logprob == row.top_logprobs[0].logprob <= 0 for row in rows)
+        assert all(len(row.top_logprobs) == 3 for row in rows)
+        chunks = [chunk.choices[0] for chunk in openai.chat.completions.create(**ask, stream=True)]
+        streamed = [row for chunk in chunks if chunk.logprobs for row in chunk.logprobs.content]
+        assert [row.token for row in streamed] == [row.token for row in rows]
+
+    def test_logprobs_of_a_completion(self, openai: OpenAI) -> None:
+        answer = openai.completions.create(model="demo", prompt="TTFT is", max_tokens=6, temperature=0, logprobs=2)
+        choice = answer.choices[0]
+        assert choice.logprobs is not None
+        assert "".join(choice.logprobs.tokens or []) == choice.text
+        assert [len(top) for top in choice.logprobs.top_logprobs or []] == [2] * len(choice.logprobs.tokens or [])
+        assert (choice.logprobs.text_offset or [])[0] == 0
+
+    def test_echo(self, client: httpx.Client) -> None:
+        body = {"model": "demo", "prompt": "TTFT is", "max_tokens": 6, "temperature": 0}
+        plain = client.post(COMPLETIONS, json=body).json()["choices"][0]["text"]
+        assert client.post(COMPLETIONS, json={**body, "echo": True}).json()["choices"][0]["text"] == "TTFT is" + plain
+        ids = {**body, "prompt": [65, 66], "echo": True, "stream": True, "n": 2}
+        with client.stream("POST", COMPLETIONS, json=ids) as stream:
+            events = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+        for index in range(2):
+            texts = [row["text"] for event in events for row in event["choices"] if row["index"] == index]
+            assert len(texts[0]) == 2
+
+    def test_a_bias_decides_and_an_id_beyond_the_vocabulary_is_refused(self, client: httpx.Client) -> None:
+        body = {"model": "demo", "prompt": "a", "max_tokens": 3, "ignore_eos": True, "temperature": 0}
+        vocabulary = json.loads(client.get("/headrace/v1/tokenizer").json()["tokenizer_json"])["model"]["vocab"]
+        answer = client.post(COMPLETIONS, json={**body, "logit_bias": {str(vocabulary["x"]): 100}}).json()
+        assert answer["choices"][0]["text"] == "xxx"
+        for field, value in (("logit_bias", {"99999999": 1}), ("stop_token_ids", [99999999])):
+            response = client.post(COMPLETIONS, json={**body, field: value})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+
+    def test_least_output(self, client: httpx.Client) -> None:
+        body = {"model": "demo", "messages": QUESTION, "temperature": 0, "max_tokens": 60}
+        usual = client.post(CHAT, json=body).json()["usage"]["completion_tokens"]
+        assert usual < 60
+        longer = client.post(CHAT, json={**body, "min_tokens": usual + 5}).json()["usage"]["completion_tokens"]
+        assert longer >= usual + 5
+
+    def test_choices_share_the_prompt(self, client: httpx.Client) -> None:
+        prompt = [300 + index % 50 for index in range(200)]
+        body = {"model": "demo", "prompt": prompt, "max_tokens": 4, "n": 3, "temperature": 1, "ignore_eos": True}
+        before = gauge(client, "headrace_engine_cached_tokens_total")
+        answer = client.post(COMPLETIONS, json={**body, "headrace": {"salt": "0b"}}).json()
+        assert len(answer["choices"]) == 3
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert gauge(client, "headrace_engine_cached_tokens_total") == before
+
 
 class TestBodies:
     def test_ten_megabytes(self, client: httpx.Client) -> None:

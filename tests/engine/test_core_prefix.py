@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace_engine.core.scheduler import Limits
+from headrace_engine.core.state import held_by
 from headrace_engine.runner.driven import Driven, prompt
 from headrace_engine.runner.fake import VOCAB, generate
 from headrace_wire.reasons import Reason
@@ -143,3 +144,50 @@ def test_a_leader_that_goes_away_frees_those_that_waited_for_it() -> None:
     world.run()
     assert world.end("follower").cached == 128
     assert world.output("follower") == generate(prompt(300), 4)
+
+
+class TestFollowers:
+    """Choices of one request: they wait for the first one's prefill and share its full blocks."""
+
+    def start(self, lag: int = 0, **limits: int) -> Driven:
+        world = Driven(lag=lag, **limits)
+        for i in range(4):
+            world.submit(f"r:{i}", prompt(150), max_tokens=5, after="r:0" if i else "")
+        return world
+
+    @pytest.mark.parametrize("lag", [0, 1, 2])
+    def test_the_prompt_is_computed_once(self, lag: int) -> None:
+        world = self.start(lag)
+        world.run()
+        assert [world.end(f"r:{i}").cached for i in range(4)] == [0, 128, 128, 128]
+        assert all(world.output(f"r:{i}") == generate(prompt(150), 5) for i in range(4))
+
+    def test_they_count_as_waiting_with_what_is_left_to_compute(self) -> None:
+        world = self.start(budget=64)
+        world.step()
+        held = held_by(world.scheduler)[""]
+        assert len(world.scheduler.queued()) == 3
+        assert (held.requests, held.queued_tokens) == (4, 150 - 64 + 3 * (150 - 128))
+
+    def test_another_leads_where_the_first_ends_early(self) -> None:
+        world = self.start(budget=64)
+        world.step()
+        world.take(world.scheduler.abort(["r:0"], Reason.CANCELLED))
+        world.run()
+        assert [world.end(f"r:{i}").cached for i in range(1, 4)] == [64, 128, 128]
+        assert world.scheduler.pool.used == 0
+
+    def test_all_can_be_ended_in_any_order(self) -> None:
+        for order in ([0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]):
+            world = self.start(budget=64)
+            world.step()
+            world.take(world.scheduler.abort([f"r:{i}" for i in order], Reason.CANCELLED))
+            assert all(world.end(f"r:{i}").error is Reason.CANCELLED for i in range(4))
+            world.run()
+            assert (world.scheduler.pool.used, world.scheduler.queued()) == (0, [])
+
+    def test_one_that_comes_late_does_not_wait(self) -> None:
+        world = Driven()
+        world.submit("r:1", prompt(150), after="r:0")
+        world.run()
+        assert world.end("r:1").finish is not None
