@@ -12,6 +12,7 @@ MANAGER = "headrace"
 COMPONENT = "app.kubernetes.io/component"
 SERVICE_NAME = "kubernetes.io/service-name"
 
+ENGINE_COMPONENT = "engine"  # no label of a user may make an engine's pod look like a gateway
 ENGINE_CONTAINER = "engine"
 FETCH_CONTAINER = "fetch"
 ENGINE_PORT = 8000

@@ -24,11 +24,31 @@ _DECISION: JsonDict = {
 }
 
 
+class ShapeStatus(ApiType):
+    """Sizes of the model, from its config.json: with them the memory fit is judged while no pod runs."""
+
+    architecture: str = Field(description="Such as LlamaForCausalLM.")
+    layers: Count = Field(description="Transformer layers.")
+    hidden: Count = Field(description="Width of a layer.")
+    heads: Count = Field(description="Query heads of a layer.")
+    kv_heads: Count = Field(description="Key and value heads of a layer.")
+    head_dim: Count = Field(description="Width of a head.")
+    intermediate: Count = Field(description="Width of the feed-forward part.")
+    vocab: Count = Field(description="Tokens of the vocabulary.")
+    max_positions: Count = Field(description="Tokens of the longest sequence that the model was trained for.")
+    tied: bool = Field(False, description="The output layer is the embedding.")
+    qk_norm: bool = Field(False, description="Queries and keys are normalized.")
+    attention_bias: bool = Field(False, description="Projections of queries, keys and values have a bias.")
+    dtype: str = Field("bfloat16", description="Number format of the checkpoint.")
+
+
 class SourceStatus(ApiType):
     """What the source resolved to."""
 
+    uri: str = Field("", description="The source.uri that this was read from.")
     revision: str = Field("", description="Revision of the files: a commit of the hub, or a digest.")
     digest: str = Field("", description="Digest of the weights' index.")
+    shape: ShapeStatus | None = Field(None, description="Sizes of the model.")
 
 
 class ClassStatus(ApiType):

@@ -90,8 +90,10 @@ class PodSettings(ApiType):
     labels: Annotated[
         Labels,
         Cel(
-            "self.all(key, !key.startsWith('headrace.dev/') && key != 'app.kubernetes.io/managed-by')",
-            "labels with the prefix headrace.dev/ and app.kubernetes.io/managed-by are the operator's own",
+            "self.all(key, !key.startsWith('headrace.dev/') && "
+            "!(key in ['app.kubernetes.io/managed-by', 'app.kubernetes.io/component']))",
+            "labels with the prefix headrace.dev/, app.kubernetes.io/managed-by and app.kubernetes.io/component are "
+            "the operator's own",
         ),
     ] = Field(default_factory=dict, description="Further labels of the pods.")
     node_selector: Labels = Field(default_factory=dict, description="Labels that a node must have.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -34,6 +35,7 @@ _SCALES = {
 }
 
 
+@lru_cache(maxsize=1024)
 def seconds(duration: str) -> float:
     """Seconds of a duration such as "500ms". Raises ValueError."""
     match = re.fullmatch(r"([0-9]+)(ns|us|ms|s|m|h)", duration)

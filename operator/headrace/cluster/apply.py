@@ -6,10 +6,11 @@ import copy
 from collections.abc import Callable
 
 from headrace.cluster.client import APPLY, Client, Object
-from headrace.cluster.errors import Conflict, NotFound
+from headrace.cluster.errors import ApiError, Conflict, NotFound
 from headrace.cluster.resources import Resource, key_of
 
 REPLICAS = ".spec.replicas"
+UNDECLARED = "field not declared in schema"  # how the API server refuses a field that it does not know
 
 
 def _always() -> None:
@@ -63,7 +64,13 @@ class Applier:
     async def _patch(self, path: str, obj: Object) -> Object:
         self._guard()
         params = {"fieldManager": self._manager, "force": "false", "fieldValidation": "Strict"}
-        return await self._client.patch(path, obj, content_type=APPLY, params=params)
+        try:
+            return await self._client.patch(path, obj, content_type=APPLY, params=params)
+        except ApiError as error:
+            if error.status == 500 and UNDECLARED in error.message:
+                cure = "the custom resource definitions are older than the operator: upgrade the chart headrace-crds"
+                raise ApiError(422, {"reason": "Invalid", "message": f"{cure} ({error.message})"}) from error
+            raise
 
 
 def replicas_owner(obj: Object, manager: str) -> str | None:

@@ -118,9 +118,12 @@ class Actor:
         samples = merge(reports, now, models)
         self._pods = pods_by_model(self._store, self._hands.installation)
         for key, model in models.items():
-            self._look(key, model, samples[key], now)
+            try:
+                self._look(key, model, samples[key], now)
+            except Exception:  # a defect met with one Model must not end the scaling of the others
+                log.exception("scaling loop failed", extra={"kind": MODELS.kind, "namespace": key[0], "object": key[1]})
         for key in self._hands.tenants.changed():
-            self._hands.queue.add((TENANTS, key))
+            self._hands.queue.nudge((TENANTS, key))
 
     def _look(self, key: Key, model: Model, sample: Sample, now: float) -> None:
         slo = self._slo(model)
@@ -140,8 +143,10 @@ class Actor:
         else:
             self._decide(model, policy, memory, notes, now)
         after = (notes.scaling, notes.decision, _essence(notes.engines))
-        if before != after or self._shows_less(model, slo, notes, now):
+        if before != after:
             self._hands.queue.add((MODELS, key))
+        elif self._shows_less(model, slo, notes, now):
+            self._hands.queue.nudge((MODELS, key))
 
     def _remember(self, key: Key, model: Model, policy: Policy) -> _Memory:
         memory = self._memory.get(key)
@@ -160,7 +165,7 @@ class Actor:
         if memory.replicas is not None and memory.replicas != current:
             memory.changed_at = now
         memory.replicas = current
-        pods = report(self._pods.get(key, ()), revision_of_deployment(deployment))
+        pods = report(self._pods.get(key, ()), revision_of_deployment(deployment), deployment)
         memory.cold_start_s = max(pods.cold_starts, default=memory.cold_start_s)
         replicas, before = replicas_of(current, pods, memory), memory.decided or Memory()
         decision = decide(policy, memory.window, replicas, now, before)
@@ -182,7 +187,7 @@ class Actor:
         else:
             fresh = decision.changes and notes.scaling.desired != decision.replicas
             notes.decision = None
-        if fresh and notes.other_manager is None:
+        if fresh and notes.other_manager is None and not notes.refused:
             view = replace(view, decisions=(decision.as_status(), *view.decisions)[:DECISIONS_KEPT])
         if fresh and acts:
             self._announce(model, decision)
@@ -220,8 +225,8 @@ def _log(key: Key, memory: _Memory, decision: Decision) -> None:
 
 
 def _acts(model: Model, notes: ModelNotes) -> bool:
-    """True where decisions are applied: under Auto, and where nobody else scales."""
-    return model.spec.scaling.mode == "Auto" and notes.other_manager is None
+    """True where decisions are applied: under Auto, where nobody else scales, and not while the Model is stalled."""
+    return model.spec.scaling.mode == "Auto" and notes.other_manager is None and not notes.refused
 
 
 def replicas_of(current: int, pods: PodReport, memory: _Memory) -> Replicas:

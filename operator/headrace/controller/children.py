@@ -78,7 +78,8 @@ class Children:
             except ApiError as error:
                 if isinstance(error, Conflict) and not error.owners:
                     raise  # it went or was replaced meanwhile
-                return Applied(_refused(resource, error), other_manager, Outcome(error=error))
+                invalid = error.status in (400, 422)  # the next spec may be better, the same one is not
+                return Applied(_refused(resource, error), other_manager, Outcome(error=None if invalid else error))
         await self._prune(model, planned)
         return Applied(other_manager=other_manager)
 

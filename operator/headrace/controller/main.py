@@ -186,8 +186,7 @@ async def _wait_for_crds(client: Client, namespaces: tuple[str, ...], stop: asyn
     told = False
     while stop is None or not stop.is_set():
         try:
-            for resource in CUSTOM:
-                await client.list(resource, namespaces[0])
+            await _list_kinds(client, namespaces)
             return
         except NotFound:
             message = "custom resources are not installed; install the chart headrace-crds"
@@ -199,6 +198,18 @@ async def _wait_for_crds(client: Client, namespaces: tuple[str, ...], stop: asyn
             log.warning("start waited: %s", message)
             told = True
         await asyncio.sleep(CRD_RETRY_S if stop is None else 0.5)
+
+
+async def _list_kinds(client: Client, namespaces: tuple[str, ...]) -> None:
+    """Ends where all kinds can be listed in one of the namespaces. Raises what the last of them said."""
+    for namespace in namespaces:
+        try:
+            for resource in CUSTOM:
+                await client.list(resource, namespace)
+            return
+        except ApiError as error:
+            if error.status != 403 or namespace == namespaces[-1]:
+                raise
 
 
 def _now() -> datetime:

@@ -11,17 +11,25 @@ from headrace.api.conditions import ConditionType
 from headrace.api.model import Model
 from headrace.api.model_status import CommunicationStatus, ModelStatus
 from headrace.api.slo import BUILTIN_SLO
+from headrace.cluster.errors import Conflict
 from headrace.cluster.events import Note
 from headrace.cluster.resources import DEPLOYMENTS, MODELS, Key, key_of
 from headrace.controller.children import Applied, Children, Outcome, OwnerGone, World
-from headrace.controller.objects import pods_by_model, references_of, revision_of_deployment, status_object
+from headrace.controller.objects import (
+    drain_of_deployment,
+    pods_by_model,
+    references_of,
+    replicas_of_deployment,
+    revision_of_deployment,
+    status_object,
+)
 from headrace.controller.parse import SpecError, parse_model, status_of
 from headrace.controller.shared import ModelNotes, Notes
 from headrace.controller.store import Object, Store
 from headrace.planning import communication
 from headrace.planning.installation import Installation
 from headrace.planning.judge import Judgement, References, judge, known_shape
-from headrace.planning.manifests import plan
+from headrace.planning.manifests import Running, plan
 from headrace.planning.pods import PodReport, report
 from headrace.planning.reasons import Why
 from headrace.planning.replicas import target
@@ -61,9 +69,9 @@ class Models:
         references = references_of(self._store, model)
         inputs = Inputs(model=model, slo=references.slo or BUILTIN_SLO, installation=self._installation)
         deployment = self._store.get(DEPLOYMENTS, key)
-        observed = None if deployment is None else int((deployment.get("spec") or {}).get("replicas", 1))
+        observed = None if deployment is None else replicas_of_deployment(deployment)
         wanted = target(model.spec, notes.decision, observed)
-        planned = plan(inputs, wanted)
+        planned = plan(inputs, wanted, self._running(model, deployment))
         judgement = self._judge(model, references, notes, planned.revision)
         applied = Applied()
         if judgement.startable:
@@ -74,6 +82,9 @@ class Models:
             notes.other_manager = applied.other_manager
             if applied.refusal is not None:
                 judgement = Judgement(refusal=applied.refusal, fit=judgement.fit, references=references)
+        notes.refused = judgement.refusal is not None
+        if applied.other_manager is not None:
+            wanted = replicas_of_deployment(self._store.get(DEPLOYMENTS, key) or {})
         pods = self._pods(model, planned.revision if judgement.startable else revision_of_deployment(deployment))
         view = self._view(inputs, judgement, pods, notes, (wanted, applied.other_manager))
         await self._write_status(raw, view, notes)
@@ -89,7 +100,13 @@ class Models:
     def _pods(self, model: Model, revision: str) -> PodReport:
         mine = pods_by_model(self._store, self._installation.namespace)
         key = (model.metadata.namespace, model.metadata.name)
-        return report(mine.get(key, ()), revision)
+        return report(mine.get(key, ()), revision, self._store.get(DEPLOYMENTS, key))
+
+    def _running(self, model: Model, deployment: Object | None) -> Running:
+        revision = revision_of_deployment(deployment)
+        pods = self._pods(model, revision)
+        drain = drain_of_deployment(deployment)
+        return Running(revision=revision, drain_s=drain, pods=pods.revisions, serves=pods.all_ready > 0)
 
     def _view(
         self,
@@ -127,7 +144,12 @@ class Models:
         await self._apply_status(raw, stamp(status, previous, self._now()))
 
     async def _apply_status(self, raw: Object, status: dict[str, Any]) -> None:
-        written = await self._applier.apply_status(MODELS, status_object(MODELS, raw, status))
+        try:
+            written = await self._applier.apply_status(MODELS, status_object(MODELS, raw, status))
+        except Conflict as conflict:
+            if conflict.owners:
+                self._recorder.record(MODELS, raw, Note("Warning", Why.CONFLICT.value, "Reconcile", _rival(conflict)))
+            raise
         self._store.put(MODELS, {"apiVersion": MODELS.api_version, "kind": MODELS.kind, **written})
 
     def _announce(self, raw: Object, notes: ModelNotes) -> None:
@@ -142,6 +164,11 @@ class Models:
                 note = Note("Warning" if kind == "Warning" else "Normal", now[1], "Reconcile", condition["message"])
                 self._recorder.record(MODELS, raw, note)
             notes.ready = now
+
+
+def _rival(conflict: Conflict) -> str:
+    others = ", ".join(sorted(set(conflict.owners.values())))
+    return f"the status is written by field manager {others}: does a second installation watch this namespace?"
 
 
 _USUAL = {Why.STARTING.value, Why.ROLLING_OUT.value, Why.NOT_APPLIED.value}

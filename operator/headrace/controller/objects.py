@@ -15,6 +15,7 @@ from headrace.cluster.resources import MODELS, PODS, PROFILES, SLOS, Key, Resour
 from headrace.controller.parse import SpecError, parse, parse_model
 from headrace.controller.store import Object, Store
 from headrace.planning.judge import References
+from headrace.planning.template import DRAIN_FLAG
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -64,6 +65,22 @@ def revision_of_deployment(deployment: Object | None) -> str:
     """The revision that a Deployment rolls out; "" where there is none."""
     template = ((deployment or {}).get("spec") or {}).get("template") or {}
     return str(((template.get("metadata") or {}).get("labels") or {}).get(labels.REVISION, ""))
+
+
+def replicas_of_deployment(deployment: Object) -> int:
+    """Replicas that a Deployment is to have."""
+    return int((deployment.get("spec") or {}).get("replicas", 1))
+
+
+def drain_of_deployment(deployment: Object | None) -> int | None:
+    """Seconds that the Deployment's engines wait for their requests when they stop; None where it does not say."""
+    spec = (((deployment or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
+    for container in spec.get("containers") or ():
+        command = [str(word) for word in container.get("command") or ()]
+        if container.get("name") == labels.ENGINE_CONTAINER and DRAIN_FLAG in command[:-1]:
+            value = command[command.index(DRAIN_FLAG) + 1]
+            return int(value) if value.isdigit() else None
+    return None
 
 
 def status_object(resource: Resource, raw: Object, status: dict[str, Any]) -> Object:

@@ -42,6 +42,11 @@ class KeyedQueue(Generic[K]):
         if key not in self._busy:
             self._ready.put_nowait(key)
 
+    def nudge(self, key: K) -> None:
+        """Work on `key` soon, but if it has just failed not before its pause is over."""
+        if key not in self._timers:
+            self.add(key)
+
     def add_after(self, key: K, seconds: float) -> None:
         """Work on `key` in so many seconds, or sooner if it is added meanwhile."""
         self._cancel_timer(key)

@@ -142,8 +142,10 @@ class Referenced:
         if raw is None:
             return Outcome()
         previous = status_of(SloStatus, raw)
+        classes: list[str] = []
         try:
-            parse(ServiceLevelObjective, raw)
+            spec = parse(ServiceLevelObjective, raw).spec
+            classes = [c.name for c in sorted(spec.classes, key=lambda c: -c.priority)]
             conditions = [condition(ConditionType.READY, "True", Why.OBSERVED)]
         except SpecError as error:
             conditions = invalid_conditions(error)
@@ -152,7 +154,8 @@ class Referenced:
             for m in models_in(self._store, key[0])
             if m.spec.service_level_ref is not None and m.spec.service_level_ref.name == key[1]
         ]
-        await self._write(SLOS, raw, SloStatus(used_by=used_by, conditions=conditions), previous.conditions)
+        status = SloStatus(classes=classes, used_by=used_by, conditions=conditions)
+        await self._write(SLOS, raw, status, previous.conditions)
         return Outcome()
 
     async def reconcile_profile(self, key: Key) -> Outcome:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import kopf
@@ -14,7 +15,17 @@ from headrace.controller.queue import KeyedQueue
 from headrace.controller.store import Store
 from headrace.controller.work import WATCHED, Work, concerned, selector_of
 
-OUTAGE_BACKOFFS_S = (1, 1, 2, 3, 5, 8, 13, 21, *([30] * 60))  # how long kopf outlasts an API server that is away
+
+class Patience:
+    """Pauses in seconds between the attempts of a watch, without an end.
+
+    kopf ends the process when its pauses are used up; but an API server that is away, or a namespace whose rights are
+    missing, must not end the service of the others. /healthz tells when no LIST ends any more.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        """Growing, then 30."""
+        return itertools.chain((1, 1, 2, 3, 5, 8, 13, 21), itertools.repeat(30.0))
 
 
 class Triggers:
@@ -73,7 +84,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.peering.standalone = True
     settings.posting.enabled = False
     settings.scanning.disabled = True
-    settings.networking.error_backoffs = OUTAGE_BACKOFFS_S
+    settings.networking.error_backoffs = Patience()
     for resource in WATCHED:
         selector = selector_of(resource)
         if selector is not None:

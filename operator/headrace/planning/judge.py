@@ -9,6 +9,7 @@ from headrace.api.model import Model
 from headrace.api.profile import ProfileSpec
 from headrace.api.slo import SloSpec
 from headrace.planning.memory import MemoryFit, fit_model
+from headrace.planning.pods import plausible
 from headrace.planning.reasons import Why
 from headrace_wire.memory import ParallelismError
 from headrace_wire.shape import ModelShape, builtin_shape
@@ -46,11 +47,14 @@ class Judgement:
 
 
 def known_shape(model: Model, fetched: ModelShape | None) -> ModelShape | None:
-    """The shape of a Model: built in, or as an init container found it."""
-    source = model.spec.source
+    """The shape of a Model: built in, as an init container found it, or as the status kept it of this very source."""
+    source, kept = model.spec.source, model.status.source
     if source.scheme == "builtin":
         return builtin_shape(source.uri.split("://", 1)[1])
-    return fetched
+    if fetched is not None or kept is None or kept.shape is None or kept.uri != source.uri:
+        return fetched
+    shape = ModelShape(**kept.shape.model_dump())
+    return shape if plausible(shape) else None
 
 
 def judge(model: Model, references: References, shape: ModelShape | None) -> Judgement:

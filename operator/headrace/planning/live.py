@@ -45,7 +45,7 @@ def _shown(figures: ClassFigures, now: datetime) -> ClassStatus:
     age = round(figures.queue_age_s or 0.0, 3)
     return ClassStatus(
         name=figures.name,
-        goodput_percent=None if figures.goodput is None else int(figures.goodput * 100),
+        goodput_percent=None if figures.goodput is None else max(0, min(100, int(figures.goodput * 100))),
         queue_age=show_seconds(age) if age else "0s",
         as_of=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
@@ -61,7 +61,12 @@ def _moved(before: ClassStatus | None, now: ClassFigures, target: ServiceClass) 
         goodput_moved = _changed(before.goodput_percent, percent, target.objective_percent, 100.0)
     age = now.queue_age_s or 0.0
     old_age = _age(before.queue_age)
-    return goodput_moved or _changed(old_age, age, target.max_queue_age_s, max(old_age, age, target.max_queue_age_s))
+    emptied = old_age > 0.0 and age == 0.0
+    return (
+        goodput_moved
+        or emptied
+        or _changed(old_age, age, target.max_queue_age_s, max(old_age, age, target.max_queue_age_s))
+    )
 
 
 def _changed(before: float, now: float, target: float, scale: float) -> bool:

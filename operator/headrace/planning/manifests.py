@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.api import labels
 from headrace.api.common import API_VERSION
-from headrace.planning.template import Inputs, Manifest, pod_template
+from headrace.planning.template import Inputs, Manifest, drain_seconds, pod_template
 
 DEPLOYMENT, SERVICE, BUDGET, POLICY = "Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"
 OLD_REPLICA_SETS = 2  # kept by the Deployment, for `kubectl rollout undo`
@@ -27,11 +27,35 @@ class Plan:
         return (*self.others, self.deployment)
 
 
-def plan(inputs: Inputs, replicas: int) -> Plan:
-    """The children of a Model."""
-    template, revision = pod_template(inputs)
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """What runs before a plan is carried out."""
+
+    revision: str = ""  # of the Deployment; "" where there is none
+    drain_s: int | None = None  # of the Deployment's engines
+    pods: frozenset[str] = frozenset()  # revisions of the pods that do not terminate
+    serves: bool = True  # a pod of whatever revision is ready
+
+    def idle(self, revision: str) -> bool:
+        """Nothing serves, and pods of another revision hold the room that those of `revision` may need."""
+        return not self.serves and bool(self.pods - {revision})
+
+
+def plan(inputs: Inputs, replicas: int, running: Running | None = None) -> Plan:
+    """The children of a Model. Beside what runs, an objective that became shorter rolls no pod."""
+    running = running or Running()
+    template, revision = _template(inputs, running)
     others = (_policy(inputs), _service(inputs), _budget(inputs))
-    return Plan(_deployment(inputs, template, replicas), others, revision)
+    return Plan(_deployment(inputs, template, replicas, idle=running.idle(revision)), others, revision)
+
+
+def _template(inputs: Inputs, running: Running) -> tuple[Manifest, str]:
+    """The present template as long as nothing but a longer drain than is needed tells it from the planned one."""
+    if running.drain_s is not None and running.drain_s > drain_seconds(inputs.slo):
+        template, revision = pod_template(replace(inputs, drain_s=running.drain_s))
+        if revision == running.revision:
+            return template, revision
+    return pod_template(inputs)
 
 
 def owner_reference(inputs: Inputs) -> Manifest:
@@ -76,14 +100,16 @@ def _serving(inputs: Inputs) -> dict[str, str]:
     return labels.model_selector(inputs.model.metadata.name)
 
 
-def _deployment(inputs: Inputs, template: Manifest, replicas: int) -> Manifest:
+def _deployment(inputs: Inputs, template: Manifest, replicas: int, *, idle: bool) -> Manifest:
+    """`idle`: a rollout takes nothing from anybody, so the old pods leave their room to the new ones at once."""
     selector = {**_serving(inputs), labels.TRACK: labels.TRACK_STABLE}
+    unavailable: int | str = "100%" if idle else 0
     spec = {
         "replicas": replicas,
         "revisionHistoryLimit": OLD_REPLICA_SETS,
         "progressDeadlineSeconds": PROGRESS_S,
         "selector": {"matchLabels": selector},
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": unavailable, "maxSurge": 1}},
         "template": template,
     }
     return _child(inputs, "apps/v1", DEPLOYMENT, spec)

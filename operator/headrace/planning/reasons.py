@@ -36,6 +36,7 @@ class Why(str, Enum):
     STARTING = "Starting"
     ROLLING_OUT = "RollingOut"
     UNSCHEDULABLE = "Unschedulable"
+    PODS_REFUSED = "PodsRefused"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG = "ContainerConfigError"
     FETCH_FAILED = "FetchFailed"

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from headrace.api import labels
 from headrace.api.conditions import Condition, ConditionType, merge
 from headrace.api.gateway_state import EngineReport
@@ -19,6 +21,7 @@ from headrace.api.model_status import (
     EngineStatus,
     ModelStatus,
     ScalingStatus,
+    ShapeStatus,
     SourceStatus,
 )
 from headrace.api.quantities import show_seconds
@@ -121,7 +124,7 @@ def _conditions(view: View, levels: Sequence[ClassStatus]) -> list[Condition]:
     parts = [
         _accepted(judgement),
         _memory_fits(view),
-        workload_ready(view.pods, view.wanted, judgement.refusal),
+        workload_ready(view.pods, view.wanted, judgement.refusal, _zero(view)),
     ]
     conditions = [
         _ready(parts),
@@ -136,6 +139,16 @@ def _conditions(view: View, levels: Sequence[ClassStatus]) -> list[Condition]:
     elif _is_reconciling(view, parts[-1]):
         conditions.append(condition(ConditionType.RECONCILING, "True", Why.ROLLING_OUT, parts[-1].message))
     return conditions
+
+
+def _zero(view: View) -> str:
+    """Whose decision zero replicas are, and what ends it."""
+    spec, other = view.model.spec, view.scaling.other_manager
+    if other is not None:
+        return f"zero replicas are what field manager {other!r} wants"
+    if spec.scaling.mode != "Auto":
+        return "zero replicas are wanted: spec.replicas is 0"
+    return "zero replicas are wanted; a request wakes the Model"
 
 
 def _ready(parts: Sequence[Condition]) -> Condition:
@@ -203,6 +216,8 @@ def _scaling_active(view: View) -> Condition:
             "Headrace leaves it alone",
         )
     mode = spec.scaling.mode
+    if view.judgement.refusal is not None and mode != "Off":
+        return condition(kind, "False", Why.NOT_APPLIED, "nothing is scaled while the Model is stalled")
     if mode == "Off":
         return condition(kind, "False", Why.SCALING_OFF, f"scaling.mode is Off: spec.replicas {spec.replicas} holds")
     bounds = f"between {spec.scaling.min_replicas} and {spec.scaling.max_replicas} replicas"
@@ -225,18 +240,21 @@ def _is_reconciling(view: View, workload: Condition) -> bool:
 
 
 def _source(view: View) -> SourceStatus | None:
-    fetched = view.pods.fetched
+    fetched, uri, previous = view.pods.fetched, view.model.spec.source.uri, view.model.status
     if fetched is not None:
-        return SourceStatus(revision=fetched.revision, digest=fetched.digest)
-    same = view.model.status.pod_revision == view.pods.revision
-    return view.model.status.source if same else None
+        shape = None if fetched.shape is None else ShapeStatus(**msgspec.structs.asdict(fetched.shape))
+        return SourceStatus(uri=uri, revision=fetched.revision[:200], digest=fetched.digest[:200], shape=shape)
+    kept = previous.source
+    if kept is None or kept.uri:
+        return kept if kept is not None and kept.uri == uri else None
+    return kept if previous.pod_revision == view.pods.revision else None  # written before `uri` was
 
 
 def _engine(view: View) -> EngineStatus | None:
     for report in view.engines:
         if report.state is not None and report.pod in view.pods.names:
             state = report.state
-            return EngineStatus(version=state.engine, max_tokens=state.model.max_tokens, blocks=state.total)
+            return EngineStatus(version=state.engine[:100], max_tokens=state.model.max_tokens, blocks=state.total)
     same = view.model.status.pod_revision == view.pods.revision
     return view.model.status.engine if same else None
 

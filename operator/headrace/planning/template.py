@@ -19,7 +19,9 @@ SOURCE_DIR = "/source"
 DRAIN_WITHOUT_E2E_S = 120  # longest wait for running requests where the objective sets no e2e
 PRE_STOP_S = 2  # gateways see that the pod leaves before it stops listening
 EXIT_S = 8  # beyond preStop and drain, before kubelet kills
+DRAIN_FLAG = "--drain-seconds"
 STARTUP_S = 1800  # longest loading
+GROUP = 65532  # the images' own; without it containers run in the group root
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,12 @@ class Inputs:
     model: Model
     slo: SloSpec
     installation: Installation
+    drain_s: int | None = None  # longest wait of an engine that stops; None: as the objective asks
+
+    @property
+    def drain(self) -> int:
+        """Seconds that an engine which stops waits for its requests."""
+        return drain_seconds(self.slo) if self.drain_s is None else self.drain_s
 
 
 def pod_labels(inputs: Inputs) -> dict[str, str]:
@@ -36,6 +44,7 @@ def pod_labels(inputs: Inputs) -> dict[str, str]:
     return {
         **inputs.model.spec.pod.labels,
         labels.MANAGED_BY: labels.MANAGER,
+        labels.COMPONENT: labels.ENGINE_COMPONENT,
         **labels.model_selector(inputs.model.metadata.name),
         labels.TRACK: labels.TRACK_STABLE,
         labels.INSTALLATION: inputs.installation.namespace,
@@ -66,7 +75,7 @@ def _pod_spec(inputs: Inputs) -> Manifest:
     spec: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": PRE_STOP_S + drain_seconds(inputs.slo) + EXIT_S,
+        "terminationGracePeriodSeconds": PRE_STOP_S + inputs.drain + EXIT_S,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "initContainers": [_fetch(inputs)],
         "containers": [_engine(inputs)],
@@ -105,6 +114,7 @@ def _container(inputs: Inputs, name: str, command: list[str], *, writes_models: 
         "imagePullPolicy": "IfNotPresent",
         "command": command,
         "securityContext": {
+            "runAsGroup": GROUP,
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
@@ -129,8 +139,9 @@ def _fetch(inputs: Inputs) -> Manifest:
 
 
 def _engine(inputs: Inputs) -> Manifest:
-    spec, drain = inputs.model.spec, drain_seconds(inputs.slo)
-    container = _container(inputs, labels.ENGINE_CONTAINER, _serve_command(inputs.model, drain), writes_models=False)
+    spec = inputs.model.spec
+    command = _serve_command(inputs.model, inputs.drain)
+    container = _container(inputs, labels.ENGINE_CONTAINER, command, writes_models=False)
     return {
         **container,
         "env": _engine_env(spec),
@@ -153,7 +164,7 @@ def _serve_command(model: Model, drain: int) -> list[str]:
         "--max-batch-tokens": engine.max_batch_tokens,
         "--memory-percent": engine.memory_percent,
         "--dtype": model.spec.precision.dtype,
-        "--drain-seconds": drain,
+        DRAIN_FLAG: drain,
         "--instance": "$(HEADRACE_INSTANCE)",
     }
     if context.max_tokens is not None:
@@ -168,14 +179,14 @@ def _serve_command(model: Model, drain: int) -> list[str]:
 
 
 def _engine_env(spec: ModelSpec) -> list[Manifest]:
-    """Ours and the user's, who may replace all but HEADRACE_*; sorted by name after HEADRACE_INSTANCE."""
+    """Ours but HEADRACE_* may be replaced; the user's in their order, so that `$(NAME)` may name an earlier one."""
     values = {"HOME": "/tmp"}
     count = threads(spec)
     if count is not None:
         values["OMP_NUM_THREADS"] = str(count)
     values |= {var.name: var.value for var in spec.runtime.env if not var.name.startswith("HEADRACE_")}
     instance = {"name": "HEADRACE_INSTANCE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
-    return [instance, *({"name": name, "value": value} for name, value in sorted(values.items()))]
+    return [instance, *({"name": name, "value": value} for name, value in values.items())]
 
 
 def _resources(spec: ModelSpec, *, with_accelerator: bool) -> Manifest:

@@ -8,27 +8,29 @@ from headrace.api.conditions import Condition, ConditionType, Status
 from headrace.api.gateway_state import EngineReport
 from headrace.api.model import Model
 from headrace.planning.judge import Refusal
-from headrace.planning.pods import PodReport
+from headrace.planning.pods import PodReport, Problem
 from headrace.planning.reasons import Why
 from headrace_wire.protocol import ModelInfo
+
+LONGEST = 4000  # characters of a message: an API server's refusal quotes what it refuses
 
 
 def condition(kind: ConditionType, status: Status, reason: str | Why, message: str = "") -> Condition:
     """A condition whose generation and time are filled in later."""
     text = reason.value if isinstance(reason, Why) else reason
-    return Condition(type=kind.value, status=status, reason=text, message=message)
+    return Condition(type=kind.value, status=status, reason=text, message=message[:LONGEST])
 
 
-def workload_ready(pods: PodReport, wanted: int, refusal: Refusal | None) -> Condition:
-    """True: a pod of the present revision is ready, or there are none by decision."""
+def workload_ready(pods: PodReport, wanted: int, refusal: Refusal | None, zero: str = "") -> Condition:
+    """True: a pod of the present revision is ready, or there are none by decision; `zero` says whose and what wakes."""
     kind = ConditionType.WORKLOAD_READY
     total = pods.ready + pods.waiting
     if refusal is not None and total == 0 and not pods.older:
         return condition(kind, "False", Why.NOT_APPLIED, "nothing runs: the Model was not accepted")
     counts = f"{pods.ready} of {max(total, wanted)} pods of revision {pods.revision or 'none'} are ready"
-    troubles = "; ".join(f"pod {p.pod}: {p.reason}: {p.message}" for p in pods.problems[:3])
+    troubles = "; ".join(map(_trouble, pods.problems[:3]))
     if wanted == 0 and not total and refusal is None:
-        return condition(kind, "True", Why.SCALED_TO_ZERO, "zero replicas are wanted; a request wakes the Model")
+        return condition(kind, "True", Why.SCALED_TO_ZERO, zero or "zero replicas are wanted")
     if pods.ready:
         return condition(kind, "True", Why.PODS_READY, "; ".join(filter(None, (counts, troubles))))
     if pods.problems:
@@ -36,6 +38,11 @@ def workload_ready(pods: PodReport, wanted: int, refusal: Refusal | None) -> Con
     if pods.older_ready:
         return condition(kind, "False", Why.ROLLING_OUT, f"{counts}; {pods.older_ready} of older revisions serve")
     return condition(kind, "False", Why.STARTING, counts)
+
+
+def _trouble(problem: Problem) -> str:
+    where = f"pod {problem.pod}: " if problem.pod else ""
+    return f"{where}{problem.reason}: {problem.message}"
 
 
 def engine_conformant(model: Model, reports: Sequence[EngineReport], pods: PodReport) -> Condition:
