@@ -95,11 +95,11 @@ class TestOpenAiClient:
 
 class TestSampling:
     def test_a_seed_repeats_alone_and_in_company(self, client: httpx.Client) -> None:
-        body = {"model": "demo", "messages": QUESTION, "temperature": 1.5, "seed": 5, "max_tokens": 24}
+        body = {"model": "demo", "prompt": "a", "temperature": 2, "seed": 5, "max_tokens": 24, "ignore_eos": True}
 
         def texts(**fields: Any) -> list[str]:
-            choices = client.post(CHAT, json={**body, **fields}).json()["choices"]
-            return [choice["message"]["content"] for choice in choices]
+            choices = client.post(COMPLETIONS, json={**body, **fields}).json()["choices"]
+            return [choice["text"] for choice in choices]
 
         alone, company = texts(), texts(n=3)
         assert alone == texts()
