@@ -40,6 +40,7 @@ class FaultyDecoder(Decoder):
 
     fault: Exception = RuntimeError("injected")
     once: int = 0
+    most: int = 1 << 30  # tokens of a step for which there is memory
     calls: int = 0
 
     def __call__(
@@ -53,6 +54,8 @@ class FaultyDecoder(Decoder):
         self.calls += 1
         if (tokens == POISON).any() or self.calls == self.once:
             raise self.fault
+        if len(tokens) > self.most:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
         return super().__call__(tokens, positions, meta, attention, kv)
 
 
@@ -111,6 +114,16 @@ def test_a_passing_fault_costs_nobody_anything(runner: TorchRunner) -> None:
     runner.launch(first_step(GOOD))
     result = runner.collect()
     assert (result.tokens, result.failed) == (want, {})
+
+
+def test_an_allocation_that_fails_costs_the_largest_request_alone(runner: TorchRunner) -> None:
+    runner.launch(first_step(GOOD))
+    want = runner.collect().tokens
+    runner._model.most = 6  # type: ignore[attr-defined]
+    runner.launch(first_step([*GOOD, [5] * 7]))
+    result = runner.collect()
+    assert result.failed == {4: Reason.OUT_OF_MEMORY}
+    assert result.tokens == want
 
 
 def test_a_dropped_row_is_forgotten_even_if_it_was_never_known(runner: TorchRunner) -> None:

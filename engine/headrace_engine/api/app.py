@@ -12,6 +12,7 @@ from headrace_engine.api.generate import Generate, Parts
 from headrace_engine.api.health import health, readiness
 from headrace_engine.api.http import Receive, Scope, Send, respond, respond_error, respond_json
 from headrace_engine.api.mailbox import failure
+from headrace_engine.api.openapi import document
 from headrace_engine.version import version
 from headrace_wire.protocol import PROTOCOL, EngineState
 from headrace_wire.reasons import Reason, RequestError
@@ -39,6 +40,7 @@ class App:
             "/headrace/v1/state": self._state,
             "/headrace/v1/info": self._info,
             "/headrace/v1/tokenizer": self._tokenizer,
+            "/openapi.json": self._openapi,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,6 +52,9 @@ class App:
             if path in ("/v1/chat/completions", "/v1/completions"):
                 _expect(method, "POST")
                 await self.generate(receive, send, chat=path == "/v1/chat/completions")
+            elif path == "/headrace/v1/cache/reset":
+                _expect(method, "POST")
+                await respond_json(send, {"epoch": await self._parts.link.reset_cache()})
             elif path in self._pages:
                 _expect(method, "GET")
                 await self._pages[path](send)
@@ -100,6 +105,9 @@ class App:
 
     async def _tokenizer(self, send: Send) -> None:
         await respond_json(send, self._parts.tokenizer.bundle)
+
+    async def _openapi(self, send: Send) -> None:
+        await respond(send, 200, document())
 
     async def _info(self, send: Send) -> None:
         ready = self._parts.link.ready

@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -71,6 +72,8 @@ class CoreLink:
         self._encoder = messages.encoder()
         self._decoder = messages.from_core_decoder()
         self._stopping = False
+        self._resets: deque[asyncio.Future[int]] = deque()  # of the cache, not yet reported by the core
+        self._epochs_seen = 0
         self.on_delta: Callable[[Mailbox, Delta, float], None] | None = None
         self.ready: messages.Ready | None = None
         self.state: EngineState | None = None
@@ -155,6 +158,23 @@ class CoreLink:
         """The core takes nothing new."""
         self._outgoing.put_nowait(messages.Control(kind="drain"))
 
+    async def reset_cache(self) -> int:
+        """Forgets every cached prefix; the new epoch, once the core reports it. Raises RequestError."""
+        if not self.alive or self.ready is None:
+            raise failure(Reason.ENGINE_FAILED if self.died.is_set() else Reason.NO_CAPACITY)
+        begun: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._resets.append(begun)
+        self._outgoing.put_nowait(messages.Control(kind="reset_cache"))
+        return await begun
+
+    def _epoch(self, epoch: int) -> None:
+        """The core reports this epoch: it grows by one a reset, and resets are in order."""
+        while self._resets and self._epochs_seen < epoch:
+            self._epochs_seen += 1
+            begun = self._resets.popleft()
+            if not begun.done():
+                begun.set_result(self._epochs_seen)
+
     async def stop(self) -> None:
         """Ends the core, by force if it does not end by itself, and removes the sockets."""
         self._stopping = True
@@ -202,6 +222,7 @@ class CoreLink:
                     self._deliver(delta, now)
             case messages.StateReport():
                 self.state = message.state
+                self._epoch(message.state.epoch)
                 self.progress.report(message.state, now)
             case messages.Ready():
                 if self._ready is not None and not self._ready.done():
@@ -241,3 +262,6 @@ class CoreLink:
             self._ready.set_exception(CoreFailed(words))
         for box in set(self._boxes.values()):
             box.fail(failure(Reason.ENGINE_FAILED))
+        for begun in self._resets:
+            if not begun.done():
+                begun.set_exception(failure(Reason.ENGINE_FAILED))

@@ -105,6 +105,7 @@ class Loop:
     def _control(self, control: Control) -> list[Delta]:
         if control.kind == "reset_cache":
             self._scheduler.reset_cache(self._reporter.next_epoch())
+            self._reported_at = float("-inf")  # the next report says so at once
             return []
         self._scheduler.draining = True
         if control.kind == "drain":
