@@ -144,6 +144,14 @@ REFUSED = {
     "Off without quotes": (model(scaling={"mode": False}), 'spec.scaling.mode * must be of type string: "boolean"'),
     "zero time to zero": (model(scaling={"toZeroAfter": "0s"}), "spec.scaling.toZeroAfter: * must be more than 0"),
     "duration in words": (model(scaling={"downAfter": "5 minutes"}), "spec.scaling.downAfter * should match"),
+    "image with blanks": (
+        model(runtime={"image": "engine:1 "}),
+        "spec.runtime.image: * should match",
+    ),
+    "label that selects gateways": (
+        model(pod={"labels": {"app.kubernetes.io/component": "gateway"}}),
+        "spec.pod.labels: * app.kubernetes.io/component are the operator's own",
+    ),
     "operator's own label": (
         model(pod={"labels": {"headrace.dev/model": "y"}}),
         "spec.pod.labels: * labels with the prefix headrace.dev/",

@@ -11,20 +11,25 @@ import msgspec
 import pytest
 
 from headrace.api.gateway_state import ClassState, EngineReport, GatewayState, ModelState, TenantState
+from headrace.api.tenant import Tenant
 from headrace.cluster.apply import Applier
 from headrace.cluster.client import Object
 from headrace.cluster.errors import ApiError, api_error
 from headrace.cluster.lease import Leader
-from headrace.cluster.resources import LEASES, MODELS, Resource
+from headrace.cluster.resources import LEASES, MODELS, PODS, Resource
+from headrace.controller.actor import Actor
 from headrace.controller.gateways import Gateways, checked, targets_of
-from headrace.controller.main import _list_kinds
+from headrace.controller.main import _list_kinds, build
 from headrace.controller.queue import KeyedQueue
 from headrace.controller.resync import Resync
+from headrace.controller.shared import GatewayView
 from headrace.controller.store import Store
+from headrace.controller.tenants import reports_of
 from headrace.controller.triggers import kopf_settings
 from headrace.controller.work import Work
 from headrace.testing.clock import Clock
 from headrace.testing.fake_cluster import FakeCluster
+from headrace.testing.running import settings_for
 from headrace_wire.protocol import EngineState, ModelInfo
 
 
@@ -282,3 +287,139 @@ def test_a_definition_that_lacks_a_field_is_named_with_the_cure() -> None:
             await Applier(fake, "headrace.hr").apply_status(MODELS, obj)
 
     asyncio.run(main())
+
+
+# The whole operator, wired on fakes
+
+
+KEY = ("team", "demo")
+
+
+class Rig:
+    """An operator that leads, on a FakeCluster and a gateway that answers with `state`."""
+
+    def __init__(self) -> None:
+        self.fake = FakeCluster()
+        self.state = serving(queued=50, oldest_age_s=30.0)
+        http = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
+        settings = settings_for("", "team", gateway_url="http://gateway")
+        self.operator = build(settings, self.fake, http)
+
+    def _answer(self, _: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=msgspec.json.encode(self.state))
+
+    async def model(self, name: str = "demo", **spec: Any) -> None:
+        body = {"source": {"uri": "builtin://demo"}, "scaling": {"mode": "Auto", "maxReplicas": 4}, **spec}
+        metadata = {"name": name, "namespace": "team"}
+        await self.fake.create(MODELS, {"metadata": metadata, "spec": body})
+
+    async def pod(self, name: str) -> None:
+        """A ready pod of the Deployment, whose engine reports full slots."""
+        labels = self.fake.objects["deployments", KEY]["spec"]["template"]["metadata"]["labels"]
+        metadata = {"name": name, "namespace": "team", "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"}
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:05Z"}
+        await self.fake.create(PODS, {"metadata": metadata, "status": {"conditions": [ready]}})
+        reports = [engine(name, running=64, total=100)]
+        self.state = serving(*reports, queued=50, oldest_age_s=30.0, in_flight=64)
+
+    async def settle(self) -> None:
+        """See the world, then reconcile all that is due."""
+        await self.operator.leader.attempt()
+        await self.operator.resync.relist()
+        while len(self.operator.queue):
+            work = await self.operator.queue.get()
+            await self.operator.workers._one(work)
+            self.operator.queue.done(work)
+
+    def condition(self, kind: str, name: str = "demo") -> Object:
+        conditions = self.fake.objects["models", ("team", name)]["status"]["conditions"]
+        found: Object = next(c for c in conditions if c["type"] == kind)
+        return found
+
+
+def test_a_spec_of_a_newer_schema_is_stalled_with_its_field_and_what_runs_stays() -> None:
+    async def main() -> None:
+        rig = Rig()
+        await rig.model()
+        await rig.settle()
+        before = rig.fake.objects["deployments", KEY]
+        await rig.fake.patch(MODELS.path(*KEY), {"spec": {"runtime": {"name": "another"}, "novel": {"a": 1}}})
+        await rig.settle()
+        stalled = rig.condition("Stalled")
+        assert (stalled["status"], stalled["reason"]) == ("True", "InvalidSpec")
+        assert "spec.runtime.name" in stalled["message"]
+        assert "novel" not in stalled["message"], "a field of a newer schema is no mistake"
+        assert rig.fake.objects["deployments", KEY] == before
+        await rig.fake.patch(MODELS.path(*KEY), {"spec": {"runtime": {"name": "headrace"}}})
+        await rig.settle()
+        assert rig.condition("Accepted")["status"] == "True"
+
+    asyncio.run(main())
+
+
+def test_nothing_is_decided_or_announced_for_a_stalled_model() -> None:
+    async def main() -> None:
+        rig = Rig()
+        await rig.model()
+        await rig.settle()
+        await rig.pod("one")
+        await rig.fake.patch(MODELS.path(*KEY), {"spec": {"serviceLevelRef": {"name": "gone"}}})
+        await rig.settle()
+        for _ in range(20):
+            await rig.operator.actor.tick()
+        await rig.settle()
+        assert rig.condition("Stalled")["reason"] == "ReferenceNotFound"
+        assert rig.condition("ScalingActive")["reason"] == "NotApplied"
+        notes = [note for _, _, note in _drained(rig.operator.recorder._queue)]
+        assert [note for note in notes if note.action == "Scale"] == []
+        assert rig.fake.objects["deployments", KEY]["spec"]["replicas"] == 1
+        await rig.fake.patch(MODELS.path(*KEY), {"spec": {"serviceLevelRef": None}})
+        await rig.settle()
+        for _ in range(5):
+            await rig.operator.actor.tick()
+        await rig.settle()
+        assert rig.fake.objects["deployments", KEY]["spec"]["replicas"] > 1, "the same queue scales it once it is well"
+
+    asyncio.run(main())
+
+
+def _drained(queue: asyncio.Queue[Any]) -> list[Any]:
+    return [queue.get_nowait() for _ in range(queue.qsize())]
+
+
+def test_a_defect_met_with_one_model_does_not_end_the_scaling_of_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        rig = Rig()
+        await rig.model("broken")
+        await rig.model("demo")
+        await rig.settle()
+        looked: list[str] = []
+        original = Actor._look
+
+        def look(self: Actor, key: Any, model: Any, sample: Any, now: float) -> None:
+            if key[1] == "broken":
+                raise ZeroDivisionError("met with an odd input")
+            looked.append(key[1])
+            original(self, key, model, sample, now)
+
+        monkeypatch.setattr(Actor, "_look", look)
+        await rig.operator.actor.tick()
+        assert looked == ["demo"]
+
+    asyncio.run(main())
+    assert [r for r in caplog.records if "scaling loop failed" in r.getMessage() and r.__dict__["object"] == "broken"]
+
+
+def test_of_two_ready_gateways_each_must_enforce_a_tenant() -> None:
+    tenant = Tenant.model_validate({"metadata": {"name": "t", "namespace": "team", "generation": 2}, "spec": {}})
+
+    def view(name: str, generation: int | None, *, ready: bool = True) -> GatewayView:
+        known = TenantState(namespace="team", name="t", observed_generation=generation or 0, tokens_today=5)
+        return GatewayView(name, ready, state(tenants=[] if generation is None else [known]))
+
+    views = [view("a", 2), view("b", 1), view("c", None), view("leaving", 1, ready=False)]
+    views.append(GatewayView("silent", True, None))
+    found = {r.gateway: r.generation for r in reports_of(tenant, views)}
+    assert found == {"a": 2, "b": 1, "c": None, "silent": None}

@@ -17,6 +17,7 @@ import pytest
 from cluster.apionly import ApiServer
 from headrace.cluster.client import connect
 from headrace.cluster.resources import CHILDREN, DEPLOYMENTS, LEASES, MODELS, SERVICES
+from headrace.controller import resync
 from headrace.controller.main import LEASE_NAME, build
 from headrace.testing.running import Bench, bench, running, settings_for
 
@@ -220,3 +221,33 @@ def _all_rights(namespace: str, user: str) -> dict[str, Any]:
             "subjects": [{"kind": "User", "apiGroup": group, "name": user}],
         },
     }
+
+
+def test_a_namespace_without_rights_waits_while_the_other_is_served(
+    apiserver: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resync, "REFUSED_S", 0.5)
+    closed = f"{namespace}-a"  # before the other in every order
+    assert apiserver.kubectl("create", "namespace", closed).returncode == 0
+    user = f"system:serviceaccount:{namespace}:late"
+    config = str(apiserver.kubeconfig_as(user, ["system:authenticated"]))
+
+    async def grant(on: Bench, where: str) -> None:
+        for kind, body in _all_rights(where, user).items():
+            await on.client.request("POST", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{where}/{kind}", body=body)
+
+    async def main() -> None:
+        admin, port = str(apiserver.kubeconfig), _free_port()
+        settings = settings_for(config, namespace, namespaces=(closed, namespace), port=port)
+        async with bench(admin, namespace) as on, bench(admin, closed) as elsewhere:
+            await grant(on, namespace)
+            await elsewhere.model()
+            async with running(settings), httpx.AsyncClient() as http:
+                await on.model()
+                await on.condition(MODELS, "demo", "WorkloadReady", "False")
+                assert (await http.get(f"http://127.0.0.1:{port}/readyz")).status_code == 200
+                assert await elsewhere.get(DEPLOYMENTS) is None
+                await grant(on, closed)
+                await elsewhere.condition(MODELS, "demo", "WorkloadReady", "False")
+
+    asyncio.run(main())

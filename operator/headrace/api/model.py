@@ -34,8 +34,8 @@ class Runtime(ApiType):
     """What runs the model."""
 
     name: Literal["headrace"] = Field("headrace", description="The engine.")
-    image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
-        None, description="Engine image instead of the installation's."
+    image: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_./:@]*$")] | None = (
+        Field(None, description="Engine image instead of the installation's.")
     )
     env: Annotated[list[EnvVar], Field(max_length=64)] = Field(
         default_factory=list, description="Further environment of the engine container.", json_schema_extra=MAP_BY_NAME

@@ -17,6 +17,7 @@ from headrace.controller.work import WATCHED, Work, concerned, everything, selec
 log = logging.getLogger(__name__)
 
 EVERY_S = 300.0
+REFUSED_S = 15.0  # until the next LIST while a namespace refuses us
 SETTLE_S = 0.5  # requests within so long make one LIST
 
 
@@ -48,7 +49,7 @@ class Resync:
             self._asked.clear()
             try:
                 await self.relist()
-                pause = EVERY_S * random.uniform(0.9, 1.0)
+                pause = REFUSED_S if self._refused else EVERY_S * random.uniform(0.9, 1.0)
             except ClusterError as error:
                 log.warning("cluster was not listed: %s", error)
                 pause = 5.0

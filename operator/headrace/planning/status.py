@@ -260,7 +260,8 @@ def _engine(view: View) -> EngineStatus | None:
 
 
 def _scaling(view: View) -> ScalingStatus:
-    desired = view.wanted if view.scaling.desired is None else view.scaling.desired
+    scaling = view.scaling
+    desired = view.wanted if scaling.desired is None or scaling.other_manager is not None else scaling.desired
     return ScalingStatus(
         desired=max(0, desired),
         cold_start=_cold_start(view),
