@@ -28,6 +28,7 @@ TOP = {
 }
 MAX_FILE_LINES = 420
 MAX_FUNCTION_LINES = 45
+MAX_KERNEL_LINES = 65  # a GPU kernel is one function, and names each pointer and stride
 
 
 def tracked() -> list[str]:
@@ -60,7 +61,8 @@ def test_files_and_functions_stay_readable() -> None:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 size = (node.end_lineno or node.lineno) - node.lineno
-                if size > MAX_FUNCTION_LINES:
+                kernel = any(ast.unparse(decorator).endswith("triton.jit") for decorator in node.decorator_list)
+                if size > (MAX_KERNEL_LINES if kernel else MAX_FUNCTION_LINES):
                     large.append(f"{name}:{node.lineno} {node.name}: {size} lines")
     assert not large, "\n".join(large)
 
