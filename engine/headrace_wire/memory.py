@@ -99,6 +99,8 @@ def _layer_weights(shape: ModelShape, tensor: int) -> int:
     attention = shape.hidden * (q + 2 * kv) + q * shape.hidden
     if shape.attention_bias:
         attention += q + 2 * kv
+    if shape.output_bias:
+        attention += shape.hidden
     norms = 2 * shape.hidden + (2 * shape.head_dim if shape.qk_norm else 0)
     return attention + 3 * shape.hidden * shape.intermediate // tensor + norms
 

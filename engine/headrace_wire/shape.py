@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e4m3fn": 1}
 
 
@@ -33,8 +33,13 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     max_positions: int  # tokens
     tied: bool = False  # the LM head is the embedding
     qk_norm: bool = False
-    attention_bias: bool = False
+    attention_bias: bool = False  # of queries, keys and values
     dtype: str = "bfloat16"  # of the checkpoint
+
+    @property
+    def output_bias(self) -> bool:
+        """Has attention's output projection a bias, too? Not so in Qwen2."""
+        return self.attention_bias and self.architecture != "Qwen2ForCausalLM"
 
     @property
     def parameters(self) -> int:
@@ -44,6 +49,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         attention = self.hidden * (q + 2 * kv) + q * self.hidden
         if self.attention_bias:
             attention += q + 2 * kv
+        if self.output_bias:
+            attention += self.hidden
         norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
         return embed + self.layers * (attention + 3 * self.hidden * self.intermediate + norms) + self.hidden
 
@@ -78,12 +85,31 @@ def builtin_shape(name: str) -> ModelShape:
 
 
 def _integer(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    value = config.get(field, default)
+    value = config.get(field)
+    value = default if value is None else value
     if value is None:
         raise ShapeError(field, "is missing")
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise ShapeError(field, f"must be a positive integer, got {value!r}")
     return value
+
+
+def _positions(config: Mapping[str, Any], architecture: str) -> int:
+    """Tokens of the longest sequence that is computed as the model was trained.
+
+    Mistral's layers attend within a window: up to its size it hides nothing, and contexts end there.
+    """
+    positions = _integer(config, "max_position_embeddings")
+    if architecture != "MistralForCausalLM" or config.get("sliding_window") is None:
+        return positions
+    return min(positions, _integer(config, "sliding_window"))
+
+
+def _attention_bias(config: Mapping[str, Any], architecture: str) -> bool:
+    """Qwen2 always has biases, Mistral never; neither says so in its config."""
+    if architecture in ("MistralForCausalLM", "Qwen2ForCausalLM"):
+        return architecture == "Qwen2ForCausalLM"
+    return bool(config.get("attention_bias", False))
 
 
 def read_shape(config: Mapping[str, Any]) -> ModelShape:
@@ -109,10 +135,10 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         head_dim=_integer(config, "head_dim", max(1, hidden // heads)),
         intermediate=_integer(config, "intermediate_size"),
         vocab=_integer(config, "vocab_size"),
-        max_positions=_integer(config, "max_position_embeddings"),
+        max_positions=_positions(config, names[0]),
         tied=bool(config.get("tie_word_embeddings", False)),
         qk_norm=names[0] == "Qwen3ForCausalLM",
-        attention_bias=bool(config.get("attention_bias", False)),
+        attention_bias=_attention_bias(config, names[0]),
         dtype=str(dtype),
     )
 

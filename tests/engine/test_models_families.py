@@ -50,6 +50,8 @@ BASE: dict[str, Any] = {
 }
 LLAMA = BASE | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 10000.0}
 QWEN3 = BASE | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_theta": 1e6}
+MISTRAL = BASE | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
+QWEN2 = BASE | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_theta": 1e6, "hidden_size": 64}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "factor": 4.0,
@@ -65,6 +67,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama3-rope": LLAMA | {"rope_scaling": LLAMA3_ROPE},
     "llama-rope-parameters": LLAMA | {"rope_parameters": LLAMA3_ROPE | {"rope_theta": 500000.0}},
     "llama-linear-rope": LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "llama-null-defaults": LLAMA | {"num_attention_heads": 3, "num_key_value_heads": None, "head_dim": None},
+    "mistral": MISTRAL,
+    "mistral-window-as-long-as-the-context": MISTRAL | {"sliding_window": CONTEXT, "tie_word_embeddings": True},
+    "qwen2": QWEN2,
+    "qwen2-tied": QWEN2 | {"tie_word_embeddings": True, "num_key_value_heads": 4},
     "qwen3": QWEN3,
     "qwen3-wide-heads": QWEN3 | {"head_dim": 32, "tie_word_embeddings": True},
 }
@@ -116,7 +123,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     yield Served(folder)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp(request.param)
     write_checkpoint(folder, CONFIGS[request.param], seed=11)

@@ -67,6 +67,8 @@ def expected(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
             if shape.attention_bias:
                 yield f"{layer}self_attn.{name}_proj.bias", (rows,)
         yield layer + "self_attn.o_proj.weight", (shape.hidden, q)
+        if shape.output_bias:
+            yield layer + "self_attn.o_proj.bias", (shape.hidden,)
         if shape.qk_norm:
             yield layer + "self_attn.q_norm.weight", (shape.head_dim,)
             yield layer + "self_attn.k_norm.weight", (shape.head_dim,)

@@ -131,7 +131,7 @@ class AttentionBlock:
         q, kv = self._heads * self._dim, self._kv_heads * self._dim
         names = [f"{prefix}.{name}_proj" for name in "qkv"]
         self._qkv = stacked(weights, names, [q, kv, kv], shape.hidden, shape.attention_bias)
-        self._out = stacked(weights, [f"{prefix}.o_proj"], [shape.hidden], q, shape.attention_bias)
+        self._out = stacked(weights, [f"{prefix}.o_proj"], [shape.hidden], q, shape.output_bias)
         self._q_norm = self._k_norm = None
         if shape.qk_norm:
             self._q_norm = RmsNorm(weights.get(f"{prefix}.q_norm.weight", self._dim), config.norm_eps)

@@ -46,7 +46,7 @@ def tensor_shapes(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{layer}.post_attention_layernorm.weight", (hidden,)
         for name, out, size in (("q", q, hidden), ("k", kv, hidden), ("v", kv, hidden), ("o", hidden, q)):
             yield f"{layer}.self_attn.{name}_proj.weight", (out, size)
-            if shape.attention_bias:
+            if shape.output_bias if name == "o" else shape.attention_bias:
                 yield f"{layer}.self_attn.{name}_proj.bias", (out,)
         if shape.qk_norm:
             yield f"{layer}.self_attn.q_norm.weight", (shape.head_dim,)

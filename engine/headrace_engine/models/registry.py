@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from headrace_engine.core.failure import StartError
-from headrace_engine.models import llama, qwen3
+from headrace_engine.models import llama, mistral, qwen2, qwen3
 from headrace_engine.models.config import DecoderConfig
 from headrace_engine.models.decoder import Decoder
 from headrace_engine.models.layers import Parallel
@@ -23,7 +23,7 @@ class Family(Protocol):
         ...
 
 
-FAMILIES: dict[str, Family] = {llama.ARCHITECTURE: llama.build, qwen3.ARCHITECTURE: qwen3.build}
+FAMILIES: dict[str, Family] = {family.ARCHITECTURE: family.build for family in (llama, mistral, qwen2, qwen3)}
 
 
 def load(folder: Path, config: DecoderConfig, dtype: torch.dtype, max_tokens: int) -> Decoder:
