@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from headrace.gateway.body import IGNORED, Body, ChatBody, decode_chat, decode_completion
+from headrace.gateway.body import IGNORED, Body, ChatBody, CompletionBody, decode_chat, decode_completion
 from headrace.gateway.dialects import HeadraceDialect
 from headrace_wire.protocol import RequestHints
 from headrace_wire.reasons import Reason, RequestError
@@ -47,8 +50,22 @@ REFUSED = {
     "seed of 70 bits": (chat(seed=2**70), "seed", "<="),
     "five stops": (chat(stop=list("abcde")), "stop", "length <= 4"),
     "empty stop": (chat(stop=""), "stop", "length >= 1"),
-    "penalty": (chat(frequency_penalty=0.5), "frequency_penalty", "not supported"),
-    "logprobs": (chat(logprobs=True), "logprobs", "not supported"),
+    "penalty": (chat(frequency_penalty=2.5), "frequency_penalty", "<= 2"),
+    "presence": (chat(presence_penalty=-2.01), "presence_penalty", ">= -2"),
+    "repetition zero": (chat(repetition_penalty=0), "repetition_penalty", "> 0"),
+    "repetition high": (chat(repetition_penalty=11), "repetition_penalty", "<= 10"),
+    "min_p": (chat(min_p=1.1), "min_p", "<= 1"),
+    "bias too high": (chat(logit_bias={"5": 101}), "logit_bias[...]", "<= 100"),
+    "bias of a word": (chat(logit_bias={"five": 1}), "logit_bias", "matching"),
+    "1025 biases": (chat(logit_bias={str(i): 1 for i in range(1025)}), "logit_bias", "length <= 1024"),
+    "129 stop ids": (chat(stop_token_ids=[1] * 129), "stop_token_ids", "length <= 128"),
+    "negative stop id": (chat(stop_token_ids=[-1]), "stop_token_ids[0]", ">= 0"),
+    "negative least": (chat(min_tokens=-1), "min_tokens", ">= 0"),
+    "least above the limit": (chat(min_tokens=9, max_tokens=8), "min_tokens", "limit of 8"),
+    "21 alternatives": (chat(logprobs=True, top_logprobs=21), "top_logprobs", "<= 20"),
+    "alternatives of nothing": (chat(top_logprobs=2), "top_logprobs", "needs logprobs"),
+    "logprobs as a number": (chat(logprobs=3), "logprobs", "bool"),
+    "echo of a chat": (chat(echo=True), "echo", "not supported"),
     "tools": (chat(tools=[{"type": "function"}]), "tools", "not supported"),
     "json mode": (chat(response_format={"type": "json_object"}), "response_format.type", "invalid"),
     "stream options without a stream": (chat(stream_options={"include_usage": True}), "stream_options", "stream: true"),
@@ -70,8 +87,10 @@ def test_a_bad_chat_body_is_refused_with_the_field(data: bytes, param: str | Non
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [-1]}, "prompt[0]"),
-        ({"logprobs": 0}, "logprobs"),
-        ({"echo": True}, "echo"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": 1, "echo": True}, "echo"),
+        ({"logprobs": 1, "top_logprobs": 1}, "top_logprobs"),
         ({"best_of": 3}, "best_of"),
         ({"messages": [USER]}, "messages"),
     ],
@@ -145,3 +164,99 @@ def test_text_parts_are_joined_for_the_engine() -> None:
 
 def test_a_prompt_of_tokens_is_forwarded() -> None:
     assert encoded(decode_completion(plain(prompt=[1, 2, 3])))["prompt"] == [1, 2, 3]
+
+
+def test_sampling_fields_reach_the_engine_as_they_came() -> None:
+    fields = {
+        "min_p": 0.1,
+        "frequency_penalty": -2,
+        "presence_penalty": 0,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"5": -100, "7": 0.5},
+        "stop_token_ids": [1, 2],
+        "min_tokens": 3,
+        "ignore_eos": False,
+    }
+    sent = encoded(decode_chat(chat(**fields, logprobs=True, top_logprobs=0)))
+    assert {name: sent[name] for name in fields} == fields
+    assert (sent["logprobs"], sent["top_logprobs"]) == (True, 0)
+    sent = encoded(decode_completion(plain(**fields, logprobs=0)))
+    assert {name: sent[name] for name in fields} == fields
+    assert sent["logprobs"] == 0 and "top_logprobs" not in sent
+    assert encoded(decode_completion(plain(echo=True, logprobs=False)))["echo"] is True
+
+
+def test_what_a_client_leaves_out_is_the_models_own() -> None:
+    assert set(encoded(decode_chat(chat()))) == {
+        "model",
+        "messages",
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "headrace",
+    }
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = sorted({name for kind in (ChatBody, CompletionBody) for name in kind.__struct_fields__})
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=12), VALUES, max_size=4))
+def test_any_value_of_any_field_is_decoded_or_refused(fields: dict[str, Any]) -> None:
+    for decode, data in ((decode_chat, chat(**fields)), (decode_completion, plain(**fields))):
+        try:
+            body = decode(data)
+        except RequestError as error:
+            assert error.reason is Reason.INVALID_REQUEST
+            json.dumps(error.body()).encode()
+        else:
+            encoded(body)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200) | st.text(max_size=60).map(lambda text: chat(messages=text)))
+def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
+    for decode in (decode_chat, decode_completion):
+        with contextlib.suppress(RequestError):
+            encoded(decode(data))
+
+
+BOMBS = {
+    "arrays": b"[" * 1_000_000,
+    "objects": b'{"user":' * 300_000,
+    "closed": chat(user=1)[:-2] + b"[" * 200_000 + b"]" * 200_000 + b"}",
+    "not a number": chat(temperature=float("nan")),
+    "infinity": chat(temperature=float("inf")),
+    "beyond a double": chat()[:-1] + b',"temperature":1e999}',
+    "five thousand digits": chat()[:-1] + b',"seed":' + b"9" * 5000 + b"}",
+    "half a pair": b'{"model":"m","messages":[{"role":"user","content":"a\\ud800b"}]}',
+    "half a pair as a model": b'{"model":"\\udc00","messages":[{"role":"user","content":"a"}]}',
+    "no Unicode": b'{"model":"m","messages":[{"role":"user","content":"\xff"}]}',
+    "no Unicode in a name": b'{"\xff":1}',
+    "UTF-16": chat().decode().encode("utf-16"),
+    "a mark first": b"\xef\xbb\xbf" + chat(),
+    "more behind": chat() + b"x",
+    "nothing": b"",
+    "spaces": b"   ",
+    "null": b"null",
+    "a name of 100 kB": b'{"' + b"a" * 100_000 + b'":1}',
+    "a name with quotes": b'{"a`b\\n\\"":1}',
+}
+
+
+@pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS.keys())
+def test_bodies_made_to_break_are_refused_shortly(data: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        decode_chat(data)
+    assert caught.value.reason is Reason.INVALID_REQUEST
+    assert len(caught.value.message) < 600 and len(caught.value.param or "") <= 200
+    json.dumps(caught.value.body()).encode()
+
+
+def test_of_two_equal_names_the_last_counts() -> None:
+    assert decode_chat(b'{"model":"a","model":"m","messages":[{"role":"user","content":"x"}]}').model == "m"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from headrace.admission.types import Ask, Limit, Refusal, TenantKey, Usage
+from headrace.admission.types import Allowance, Ask, Limit, Refusal, TenantKey, Usage
 from headrace.api.tenant import Quota
 from headrace_wire.reasons import Reason
 
@@ -186,6 +186,16 @@ class QuotaLedger:
         account.running += 1
         return Reservation(account, ask, now)
 
+    def allowances(self, tenant: TenantKey, now: float) -> dict[bytes, Allowance]:
+        """What is left of a tenant's minutes, by `requests` and `tokens`; only limits that it has."""
+        account = self._accounts[tenant]
+        now = account.advance(now)
+        rows = (
+            (b"requests", account.quota.requests_per_minute, account.requests),
+            (b"tokens", account.quota.tokens_per_minute, account.tokens),
+        )
+        return {kind: _allowance(limit, minute, now) for kind, limit, minute in rows if limit is not None}
+
     def usage(self, tenant: TenantKey, now: float) -> Usage:
         """What a tenant uses; zeros for one that is not configured."""
         account = self._accounts.get(tenant)
@@ -193,6 +203,12 @@ class QuotaLedger:
             return Usage()
         account.advance(now)
         return Usage(account.requests.total, account.tokens.total, account.day_tokens, account.running)
+
+
+def _allowance(limit: int, minute: SlidingMinute, now: float) -> Allowance:
+    last = next(reversed(minute.by_second), None)
+    reset_s = 0.0 if last is None else max(0.0, last + 1 + MINUTE - now)
+    return Allowance(limit, max(0, limit - minute.total), round(reset_s, 3))
 
 
 def _request_bounds(account: _Account, now: float) -> Iterator[_Bound]:

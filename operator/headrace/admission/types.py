@@ -57,6 +57,15 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class Allowance:
+    """What is left of a limit."""
+
+    limit: int
+    remaining: int
+    reset_s: float  # seconds until all of it is there again, if nothing else comes
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """A tenant's use of its quota, reservations included."""
 

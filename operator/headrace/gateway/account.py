@@ -18,7 +18,13 @@ logger = logging.getLogger(__name__)
 
 SHED = frozenset({Reason.QUEUE_FULL, Reason.DEADLINE_EXCEEDED, Reason.NO_CAPACITY, Reason.DRAINING})
 REFUSED = frozenset(
-    {Reason.INVALID_REQUEST, Reason.CONTEXT_EXCEEDED, Reason.REQUEST_TOO_LARGE_FOR_QUOTA, Reason.BODY_TOO_LARGE}
+    {
+        Reason.INVALID_REQUEST,
+        Reason.CONTEXT_EXCEEDED,
+        Reason.REQUEST_TOO_LARGE_FOR_QUOTA,
+        Reason.BODY_TOO_LARGE,
+        Reason.UNAUTHORIZED,
+    }
 )
 
 
@@ -101,12 +107,13 @@ class Account:
 
     def _count_tokens(self) -> None:
         call, metrics, usage = self._call, self._metrics, self.progress.usage
-        labels, tenant = call.labels, call.tenant[1]
-        metrics.output_tokens.labels(*labels, tenant).inc(self.progress.output_tokens)
+        tokens = metrics.tokens(call.labels, call.tenant[1])
+        tokens.output.inc(self.progress.output_tokens)
         if usage is None:
             return
-        cached = min(usage.cached, usage.prompt_tokens)
-        metrics.prompt_tokens.labels(*labels, tenant, "true").inc(cached)
-        metrics.prompt_tokens.labels(*labels, tenant, "false").inc(usage.prompt_tokens - cached)
+        prompt = max(0, usage.prompt_tokens)
+        cached = min(max(0, usage.cached), prompt)
+        tokens.cached.inc(cached)
+        tokens.fresh.inc(prompt - cached)
         if call.counted and usage.prompt_tokens != call.prompt_tokens:
             metrics.mismatches.labels(*call.model).inc()

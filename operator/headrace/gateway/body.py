@@ -40,6 +40,15 @@ StopList = Annotated[list[StopText], msgspec.Meta(max_length=MAX_STOPS)]
 ModelName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 EmptyList = Annotated[list[Anything], msgspec.Meta(max_length=0)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+Repetition = Annotated[float, msgspec.Meta(gt=0, le=10)]
+TokenText = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,10}$")]  # a token id
+Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+Biases = Annotated[dict[TokenText, Bias], msgspec.Meta(max_length=1024)]
+StopIds = Annotated[list[TokenId], msgspec.Meta(max_length=128)]
+LeastOutput = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
+Alternatives = Annotated[int, msgspec.Meta(ge=0, le=20)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -97,12 +106,13 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     n: Choices | None = None
     stop: StopText | StopList | None = None
     ignore_eos: bool | None = None
-    # accepted with the value that changes nothing:
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    min_p: float | None = None
-    logit_bias: dict[str, float] | None = None
+    stop_token_ids: StopIds | None = None
+    min_tokens: LeastOutput | None = None
+    min_p: Probability | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Repetition | None = None
+    logit_bias: Biases | None = None
     # ignored:
     user: Anything = Anything()
     metadata: Anything = Anything()
@@ -138,7 +148,8 @@ class ChatBody(Common, kw_only=True):
     max_completion_tokens: OutputLimit | None = None
     prompt_field: ClassVar[str] = "messages"  # what an error of the prompt names
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Alternatives | None = None
+    # accepted with the value that changes nothing:
     tools: list[Anything] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     response_format: TextFormat | None = None
@@ -155,9 +166,10 @@ class CompletionBody(Common, kw_only=True):
     prompt_field: ClassVar[str] = "prompt"
     prompt: Annotated[str, msgspec.Meta(min_length=1)] | Annotated[list[TokenId], msgspec.Meta(min_length=1)]
     echo: bool | None = None
+    logprobs: Alternatives | bool | None = None
+    # accepted with the value that changes nothing:
     suffix: str | None = None
     best_of: int | None = None
-    logprobs: int | None = None
 
     @property
     def output_limit(self) -> int | None:
@@ -170,15 +182,7 @@ Body = ChatBody | CompletionBody
 _CHAT = msgspec.json.Decoder(ChatBody)
 _COMPLETION = msgspec.json.Decoder(CompletionBody)
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "min_p": (None, 0),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
     "tools": (None, []),
-    "echo": (None, False),
     "suffix": (None, ""),
     "best_of": (None, 1),
 }
@@ -191,6 +195,8 @@ def decode_chat(data: bytes | bytearray) -> ChatBody:
         raise _invalid("max_completion_tokens", "differs from max_tokens; send one of them")
     if body.tool_choice is not None and body.tool_choice != "none" and not body.tools:
         raise _invalid("tool_choice", "needs tools, which are not supported")
+    if body.top_logprobs and not body.logprobs:
+        raise _invalid("top_logprobs", "needs logprobs: true")
     _check(body)
     return body
 
@@ -198,8 +204,12 @@ def decode_chat(data: bytes | bytearray) -> ChatBody:
 def decode_completion(data: bytes | bytearray) -> CompletionBody:
     """The body of a plain completion. Raises RequestError INVALID_REQUEST with the field as param."""
     body = _decode(_COMPLETION, data)
-    if body.logprobs is not None:
-        raise _invalid("logprobs", "is not supported")
+    if body.logprobs is True:
+        raise _invalid("logprobs", "expected a number of alternatives, 0 to 20")
+    if body.logprobs is False:
+        body.logprobs = None
+    if body.echo and body.logprobs is not None:
+        raise _invalid("echo", "cannot be combined with logprobs")
     _check(body)
     return body
 
@@ -208,6 +218,8 @@ def _check(body: Body) -> None:
     for field, allowed in _NEUTRAL.items():
         if getattr(body, field, None) not in allowed:
             raise _invalid(field, "is not supported")
+    if body.min_tokens and body.output_limit is not None and body.min_tokens > body.output_limit:
+        raise _invalid("min_tokens", f"is {body.min_tokens}, above the output limit of {body.output_limit}")
     if body.stream_options is not None and not body.streams:
         raise _invalid("stream_options", "needs stream: true")
 
@@ -216,7 +228,7 @@ def _invalid(field: str, message: str) -> RequestError:
     return RequestError(Reason.INVALID_REQUEST, f"{field}: {message}", param=field)
 
 
-_PATH = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
 _UNKNOWN = re.compile(r"unknown field `(.*)`")
 _MISSING = re.compile(r"missing required field `(.*)`")
 

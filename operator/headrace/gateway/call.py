@@ -58,26 +58,16 @@ class Call:
     counted: bool = False
     output_limit: int = 0  # of one choice
     dialect: HeadraceDialect = field(init=False)
+    model: tuple[str, str] = field(init=False)  # namespace, name
+    tenant: tuple[str, str] = field(init=False)  # namespace, name
+    labels: tuple[str, str, str] = field(init=False)  # of metrics: namespace, model, class
 
     def __post_init__(self) -> None:
+        model, tenant = self.target.model.metadata, self.target.tenant.metadata
         self.dialect = HeadraceDialect(self.body)
-
-    @property
-    def model(self) -> tuple[str, str]:
-        """(namespace, name) of the Model."""
-        meta = self.target.model.metadata
-        return meta.namespace, meta.name
-
-    @property
-    def tenant(self) -> tuple[str, str]:
-        """(namespace, name) of the Tenant."""
-        meta = self.target.tenant.metadata
-        return meta.namespace, meta.name
-
-    @property
-    def labels(self) -> tuple[str, str, str]:
-        """Metric labels: namespace, model, class."""
-        return (*self.model, self.target.service.name)
+        self.model = (model.namespace, model.name)
+        self.tenant = (tenant.namespace, tenant.name)
+        self.labels = (*self.model, self.target.service.name)
 
     def ask(self) -> Ask:
         """What it may cost."""
@@ -125,7 +115,10 @@ def check_context(prompt_tokens: int, context: int | None, param: str) -> None:
 
 
 def output_limit(call: Call, context: int | None, default: int) -> int:
-    """The limit of one choice in force: the client's, cut to the context, or one that context and quota allow."""
+    """The limit of one choice in force: the client's, cut to the context, or one that context and quota allow.
+
+    Raises RequestError if the client wants more at least.
+    """
     bounds = [default]
     if call.body.output_limit is not None:
         bounds = [call.body.output_limit]
@@ -138,4 +131,8 @@ def output_limit(call: Call, context: int | None, default: int) -> int:
                 bounds.append((limit - call.prompt_tokens) // choices)
     if context is not None:
         bounds.append(context - call.prompt_tokens)
-    return max(1, min(bounds))
+    limit, least = max(1, min(bounds)), call.body.min_tokens
+    if least is not None and least > limit:
+        message = f"min_tokens: is {least}, but context and quota leave {limit} tokens of output"
+        raise RequestError(Reason.INVALID_REQUEST, message, param="min_tokens")
+    return limit

@@ -31,6 +31,10 @@ class ClientGone(Exception):
         self.reason = reason
 
 
+class BodyLate(RequestError):
+    """The body did not arrive in time."""
+
+
 async def read_body(receive: Receive, limit: int, wait_s: float) -> bytearray:
     """The whole body. Raises RequestError (too large, too slow) or ClientGone.
 
@@ -54,7 +58,7 @@ async def read_body(receive: Receive, limit: int, wait_s: float) -> bytearray:
                 if not message.get("more_body", False) or size > PATIENCE * limit:
                     break
     except TimeoutError as error:
-        raise RequestError(Reason.INVALID_REQUEST, f"the body did not arrive within {wait_s:g} s") from error
+        raise BodyLate(Reason.INVALID_REQUEST, f"the body did not arrive within {wait_s:g} s") from error
     if size > limit:
         raise too_large(limit)
     return body
@@ -201,6 +205,8 @@ def error_headers(error: RequestError) -> Headers:
     headers: Headers = [(b"x-headrace-reason", error.reason.value.encode())]
     if error.retry_after is not None:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))))
+    elif error.reason.status in (429, 503):
+        headers.append((b"retry-after", b"1"))  # an engine's refusal that says nothing of when
     if error.reason is Reason.UNAUTHORIZED:
         headers.append((b"www-authenticate", b"Bearer"))
     if error.reason in (Reason.BODY_TOO_LARGE, Reason.DRAINING):

@@ -13,7 +13,24 @@ CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
 
 _ENCODER = msgspec.json.Encoder()
-_SAMPLING = ("temperature", "top_p", "top_k", "seed", "stop", "ignore_eos")
+_SAMPLING = (  # forwarded as they came; what a client leaves out is the model's own
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "logprobs",
+)
+_CHAT_ONLY = ("top_logprobs",)
+_COMPLETION_ONLY = ("echo",)
 
 
 def path_of(body: Body) -> str:
@@ -29,9 +46,11 @@ class HeadraceDialect:
         fields: dict[str, Any] = {"model": body.model, "stream": True, "stream_options": {"include_usage": True}}
         if isinstance(body, ChatBody):
             fields["messages"] = [message.plain() for message in body.messages]
+            names = _SAMPLING + _CHAT_ONLY
         else:
             fields["prompt"] = body.prompt
-        for name in _SAMPLING:
+            names = _SAMPLING + _COMPLETION_ONLY
+        for name in names:
             value = getattr(body, name)
             if value is not None:
                 fields[name] = value

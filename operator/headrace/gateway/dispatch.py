@@ -125,6 +125,7 @@ class Desk:
         self._rules: dict[str, ClassRule] = {}
         self._output = float(EXPECTED_OUTPUT)  # tokens of one choice, expected
         self._timer: asyncio.TimerHandle | None = None
+        self._closed: RequestError | None = None  # set when the Model is gone
 
     def submit(self, call: Call) -> Ticket:
         """A place in the queue. Raises RequestError when it is full."""
@@ -137,6 +138,10 @@ class Desk:
     def enqueue(self, ticket: Ticket, *, front: bool) -> None:
         """Let a ticket wait. Raises RequestError."""
         now, service = self.clock(), ticket.call.target.service
+        if self._closed is not None:
+            raise self._closed
+        if not front and not len(self.queue) and self._grant_at_once(ticket, now):
+            return
         if service.name not in self.queue.classes():  # the objective has changed since the request came
             self.queue.configure({**self._rules, service.name: ClassRule(service.priority, service.ttft_s)})
         self._set_endpoints(now)
@@ -145,6 +150,23 @@ class Desk:
             raise RequestError(refusal.reason, refusal.message, retry_after=self._retry_after(ticket.item, now))
         self._hub.fleet.hurry(self.model)
         self.pump(now)
+
+    def _grant_at_once(self, ticket: Ticket, now: float) -> bool:
+        """Nothing waits: an engine may take the request without it being queued. One that is old or in haste is."""
+        call, engines = ticket.call, self._hub.fleet.of(self.model)
+        if not engines or call.deadline_s is not None or now - call.times.arrived > call.target.service.ttft_s / 4:
+            return False
+        place = self._admit(ticket.item, [engine.endpoint() for engine in engines.values()], now)
+        if isinstance(place, Blocked):
+            return False
+        self._grant(ticket, engines, place, now)
+        self._hub.fleet.hurry(self.model)
+        return True
+
+    def _grant(self, ticket: Ticket, engines: dict[str, Engine], place: tuple[str, RouteRequest], now: float) -> None:
+        pod, request = place
+        ticket.grant(engines[pod], self._loads.dispatch(pod, request), self._breakers.acquire(pod), now)
+        self._drain.record(now)
 
     def configure(self) -> None:
         """Take the classes that hold for the Model now."""
@@ -165,9 +187,7 @@ class Desk:
         engines = self._hub.fleet.of(self.model)
         endpoints = [engine.endpoint() for engine in engines.values()] if len(self.queue) else []
         while len(self.queue) and (taken := self.queue.take(lambda item: self._admit(item, endpoints, now), now)):
-            ticket, (pod, request) = taken[0].payload, taken[1]
-            ticket.grant(engines[pod], self._loads.dispatch(pod, request), self._breakers.acquire(pod), now)
-            self._drain.record(now)
+            self._grant(taken[0].payload, engines, taken[1], now)
         self._schedule(now)
 
     def released(self) -> None:
@@ -193,7 +213,8 @@ class Desk:
         self._breakers.forget(pod)
 
     def end(self, error: RequestError) -> None:
-        """Fail every waiting request."""
+        """Fail every waiting request, and those that would come back: the Model is gone."""
+        self._closed = error
         while (taken := self.queue.take(lambda item: item, float("-inf"))) is not None:
             _fail(taken[0].payload, error)
         if self._timer is not None:

@@ -145,11 +145,17 @@ class Fleet:
             report = await self._ask(engine, failures)
             failures = failures + 1 if report is None else 0
             if report is not None:
-                now = self._clock()
-                await self._learn(engine, report)  # first: prompts are counted before they are dispatched
-                engine.reported(report, now)
-                self._on_change(engine.model)
+                try:
+                    await self._take(engine, report)
+                except Exception:  # an engine that is polled no more would never serve again
+                    logger.exception("A report could not be used. model=%s pod=%s", engine.model, engine.address.pod)
             await self._pause(engine)
+
+    async def _take(self, engine: Engine, report: EngineState) -> None:
+        now = self._clock()
+        await self._learn(engine, report)  # first: prompts are counted before they are dispatched
+        engine.reported(report, now)
+        self._on_change(engine.model)
 
     async def _pause(self, engine: Engine) -> None:
         report, settings = engine.report, self._settings

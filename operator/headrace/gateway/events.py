@@ -30,6 +30,11 @@ class Splitter:
     def __init__(self) -> None:
         self._rest = b""
 
+    @property
+    def pending(self) -> bool:
+        """A part of an event is kept."""
+        return bool(self._rest)
+
     def feed(self, data: bytes) -> list[bytes]:
         """The events that `data` completes. Raises EventTooLarge."""
         buffer = self._rest + data if self._rest else data
@@ -139,7 +144,7 @@ def read_event(data: bytes | None) -> Reading:
     """What an event with this data means; never raises."""
     if data is None:
         return _COMMENT
-    if _is_plain_content(data):
+    if data.startswith(b"{") and data.endswith(b"}") and _are_pieces(data, 1):
         return _CONTENT
     if data.strip() == b"[DONE]":
         return _DONE
@@ -158,17 +163,55 @@ def read_event(data: bytes | None) -> Reading:
     return Reading(Kind.OTHER, chunk)
 
 
-def _is_plain_content(data: bytes) -> bool:
-    """True only for a chunk with text, without finish reason, usage or error: most events, told without decoding.
+class _Spelling(NamedTuple):
+    """Byte patterns of one way to write JSON. They match only as keys: inside a string a quote has a backslash."""
 
-    Sound, since a quote inside a JSON string has a backslash before it, so these names match only as keys.
+    content: bytes  # of a chat's chunk, with text or without
+    no_content: bytes
+    text: bytes  # of a plain chunk
+    no_text: bytes
+    running: bytes  # no finish reason
+    ends: tuple[bytes, ...]  # what needs a closer look
+
+
+_COMPACT = _Spelling(
+    b'"content":"',
+    b'"content":""',
+    b'"text":"',
+    b'"text":""',
+    b'"finish_reason":null',
+    (b'"finish_reason":"', b'"usage":{', b'"error":'),
+)
+_SPACED = _Spelling(
+    b'"content": "',
+    b'"content": ""',
+    b'"text": "',
+    b'"text": ""',
+    b'"finish_reason": null',
+    (b'"finish_reason": "', b'"usage": {', b'"error": '),
+)
+
+
+def plain_events(stream: bytes) -> int:
+    """How many events these bytes are, if they are whole events that are all pieces of content; 0 = look closer.
+
+    Most reads are such, and are told without cutting or decoding them.
     """
-    return (
-        (b'"content":"' in data or b'"text":"' in data)
-        and b'"finish_reason":null' in data
-        and b'"content":""' not in data
-        and b'"text":""' not in data
-        and b'"finish_reason":"' not in data
-        and b'"usage":{' not in data
-        and b'"error":' not in data
-    )
+    if not stream.startswith(b"data: {") or not stream.endswith(b"}\n\n"):
+        return 0
+    events = stream.count(b"}\n\n")
+    lines = stream.count(b"\n")
+    if lines != 2 * events or (events > 1 and stream.count(b"}\n\ndata: {") != events - 1):
+        return 0
+    return events if _are_pieces(stream, events) else 0
+
+
+def _are_pieces(data: bytes, events: int) -> bool:
+    """So many chunks with text, without finish reason, usage or error in any of them; told without decoding."""
+    spelling = _COMPACT if _COMPACT.running in data else _SPACED
+    for pattern in spelling.ends:
+        if pattern in data:
+            return False
+    if data.count(spelling.running) != events or spelling.no_content in data or spelling.no_text in data:
+        return False
+    return data.count(spelling.content) == events or data.count(spelling.text) == events

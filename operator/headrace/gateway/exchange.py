@@ -156,6 +156,8 @@ class Exchange:
         try:
             if head.status != 200:
                 raise _refusal(head, await connection.read_all(MAX_ERROR, settings.idle_s))
+            if not head.headers.get(b"content-type", b"text/event-stream").startswith(b"text/event-stream"):
+                raise UpstreamError(Failure.BROKEN, "the engine's answer is no event stream", untouched=False)
             await self._relay.run(connection, settings.first_s, settings.idle_s, self._ticket.seen)
         except BaseException:
             connection.abort()

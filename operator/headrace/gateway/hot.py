@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.admission.quota import QuotaLedger, Reservation
@@ -12,6 +12,7 @@ from headrace.gateway.body import Body, decode_chat, decode_completion
 from headrace.gateway.call import Call, check_context, client_deadline, context_of, new_id, output_limit, shown_id
 from headrace.gateway.client import (
     PATIENCE,
+    BodyLate,
     ClientGone,
     Downstream,
     Presence,
@@ -34,6 +35,8 @@ from headrace_wire.reasons import Reason, RequestError
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = dict[bytes, bytes]
 Decode = Callable[[bytearray], Body]
+_ONCE = (b"authorization", b"x-headrace-class", b"x-headrace-deadline-ms", b"content-encoding")
+UNREAD = 64 * 1024  # bytes of a refused request's body that are worth reading to keep its connection
 _DECODERS: dict[str, Decode] = {CHAT_PATH: decode_chat, COMPLETION_PATH: decode_completion}
 
 
@@ -46,6 +49,24 @@ class Parts:
     dispatcher: Dispatcher
     books: Books
     stage: Stage
+
+
+def check_headers(pairs: Sequence[tuple[bytes, bytes]], headers: Headers) -> None:
+    """Raises RequestError for headers that nobody should send: two of one that counts, or the wish for a protocol."""
+    if len(pairs) != len(headers):
+        names = [name for name, _ in pairs]
+        for name in _ONCE:
+            if names.count(name) > 1:
+                raise RequestError(Reason.INVALID_REQUEST, f"the header {name.decode()} was sent more than once")
+    if b"upgrade" in headers and b"upgrade" in headers.get(b"connection", b"").lower():
+        raise RequestError(Reason.INVALID_REQUEST, "Upgrade is not supported: speak plain HTTP/1.1")
+
+
+def leaves_unread(headers: Headers) -> bool:
+    """A refused request's body may still be on its way, or may never come: the connection cannot be used again."""
+    length = headers.get(b"content-length", b"0")
+    whole = length.isdigit() and len(length) < 9 and int(length) <= UNREAD
+    return not whole or b"expect" in headers or b"upgrade" in headers or b"transfer-encoding" in headers
 
 
 class Gateway:
@@ -69,9 +90,12 @@ class Gateway:
         request_id = shown_id(headers.get(b"x-request-id"), own)
         down = Downstream(send, presence, request_id, self._settings.stall_s)
         try:
+            check_headers(scope["headers"], headers)
             call = await self._understand(headers, receive, decode, own)
         except RequestError as error:
             self._stage.metrics.refused.labels(error.reason.value).inc()
+            if isinstance(error, BodyLate) or leaves_unread(headers):
+                down.headers[b"connection"] = b"close"
             await down.fail(error)
         except ClientGone:
             return
@@ -136,17 +160,25 @@ class Gateway:
             check_context(call.prompt_tokens, context, call.body.prompt_field)
         call.output_limit = output_limit(call, context, settings.default_output)
         say_limit(call, down)
-        account.reservation = self._reserve(call)
+        account.reservation = self._reserve(call, down)
         ticket = self._parts.dispatcher.submit(call)
         try:
             await Exchange(stage, call, ticket, account, down).run()
         finally:
             ticket.close()
 
-    def _reserve(self, call: Call) -> Reservation:
-        quotas = self._parts.quotas
-        quotas.configure(call.tenant, call.target.tenant.spec.quota)
-        reserved = quotas.reserve(call.tenant, call.ask(), self._stage.wall())
+    def _reserve(self, call: Call, down: Downstream) -> Reservation:
+        """Raises RequestError."""
+        quotas, now = self._parts.quotas, self._stage.wall()
+        tenant = self._parts.world.tenants.get(call.tenant)  # as it is now: counting may have taken a while
+        if tenant is None:
+            raise RequestError(Reason.UNAUTHORIZED, "the API key is not known any more")
+        quotas.configure(call.tenant, tenant.spec.quota)
+        reserved = quotas.reserve(call.tenant, call.ask(), now)
+        for kind, left in quotas.allowances(call.tenant, now).items():
+            down.headers[b"x-ratelimit-limit-" + kind] = b"%d" % left.limit
+            down.headers[b"x-ratelimit-remaining-" + kind] = b"%d" % left.remaining
+            down.headers[b"x-ratelimit-reset-" + kind] = b"%gs" % left.reset_s
         if isinstance(reserved, Reservation):
             return reserved
         raise reserved.error()

@@ -20,6 +20,7 @@ from headrace.gateway.dispatch import Dispatcher
 from headrace.gateway.endpoints import ClusterFeed
 from headrace.gateway.engines import Fleet
 from headrace.gateway.exchange import RetryBudget, Stage
+from headrace.gateway.front import ClientProtocol
 from headrace.gateway.hot import Gateway, Parts
 from headrace.gateway.ledger import Books
 from headrace.gateway.metering import Metrics
@@ -180,7 +181,7 @@ def _server(app: Any, host: str, port: int, drain_s: float) -> _Server:
         app,
         host=host,
         port=port,
-        http="httptools",
+        http=ClientProtocol,
         ws="none",
         lifespan="off",
         proxy_headers=False,

@@ -38,6 +38,15 @@ class Series:
         self.e2e.observe(measured.e2e)
 
 
+class TokenSeries:
+    """The token counters of one tenant in one class of one model, with their labels bound once."""
+
+    def __init__(self, metrics: Metrics, labels: tuple[str, str, str, str]):
+        self.output = metrics.output_tokens.labels(*labels)
+        self.cached = metrics.prompt_tokens.labels(*labels, "true")
+        self.fresh = metrics.prompt_tokens.labels(*labels, "false")
+
+
 class Metrics:
     """Every series, on a registry of its own."""
 
@@ -62,15 +71,20 @@ class Metrics:
         self.e2e = self._histogram("e2e", "Whole request there to end of the answer.", E2E_EDGES)
         self.queue = self._histogram("queue", "Whole request there to dispatch.", QUEUE_EDGES)
         self.count = self._histogram("count", "Counting a prompt.", COUNT_EDGES, ()).labels()
-        self.queue_age = self._gauge("queue_age_seconds", "Age of the oldest undispatched request; 0: none.", _CLASS)
+        self.queue_age = self._gauge("queue_age_seconds", "Age of the oldest request that no engine has begun.", _CLASS)
         self.queued = self._gauge("queued_requests", "Requests not yet dispatched.", _CLASS)
         self.in_flight = self._gauge("in_flight_requests", "Requests dispatched, not ended.", _CLASS)
         self.connections = self._gauge("upstream_connections_opened", "Connections made to engines.", ())
         self.series = lru_cache(maxsize=4096)(self._series)
+        self.tokens = lru_cache(maxsize=4096)(self._tokens)
+        self._ended = lru_cache(maxsize=4096)(self.requests.labels)
 
     def end(self, labels: tuple[str, str, str], tenant: str, outcome: Outcome) -> None:
         """Count an outcome."""
-        self.requests.labels(*labels, tenant, outcome.value).inc()
+        self._ended(*labels, tenant, outcome.value).inc()
+
+    def _tokens(self, labels: tuple[str, str, str], tenant: str) -> TokenSeries:
+        return TokenSeries(self, (*labels, tenant))
 
     def _series(self, labels: tuple[str, str, str]) -> Series:
         return Series(self, labels)

@@ -19,12 +19,29 @@ from headrace.gateway.events import (
     Splitter,
     Usage,
     data_of,
+    plain_events,
     read_event,
 )
 from headrace.gateway.histogram import Buckets
 from headrace.gateway.ledger import Times
 from headrace.gateway.upstream import Connection, Failure, UpstreamError
 from headrace_wire.reasons import Reason, RequestError
+
+ENGINES_SAY = frozenset(
+    {
+        Reason.INVALID_REQUEST,
+        Reason.CONTEXT_EXCEEDED,
+        Reason.BODY_TOO_LARGE,
+        Reason.QUEUE_FULL,
+        Reason.DEADLINE_EXCEEDED,
+        Reason.NO_CAPACITY,
+        Reason.DRAINING,
+        Reason.ENGINE_FAILED,
+        Reason.ENGINE_TIMEOUT,
+        Reason.OUT_OF_MEMORY,
+        Reason.INTERNAL,
+    }
+)  # the reasons of an engine that concern the client
 
 
 class EngineRefused(Exception):
@@ -41,7 +58,7 @@ def refused(error: ErrorObject, status: int = 502) -> EngineRefused:
         reason = Reason(error.code)
     except ValueError:
         reason = Reason.INVALID_REQUEST if status == 400 else Reason.ENGINE_FAILED
-    if reason in (Reason.UNAUTHORIZED, Reason.MODEL_NOT_FOUND, Reason.NOT_FOUND, Reason.METHOD_NOT_ALLOWED):
+    if reason not in ENGINES_SAY:
         reason = Reason.ENGINE_FAILED  # between us and the engine, not between the client and us
     return EngineRefused(RequestError(reason, error.message or "the engine refused the request", param=error.param))
 
@@ -123,21 +140,32 @@ class Relay:
             data = await connection.read(wait_s)
             wait_s = idle_s
             before = self._progress.events
-            try:
-                pieces = self._take(splitter.feed(data) if data else splitter.finish())
-            except EventTooLarge as error:
-                raise UpstreamError(Failure.TOO_LARGE, str(error), untouched=False) from error
+            if self._wish.streams and not splitter.pending and (pieces := plain_events(data)):
+                self._time(pieces)
+                shown = data
+            else:
+                shown = self._read(splitter, data)
             if self._progress.events > before:
                 seen(self._progress.events)
             if self._progress.done:
-                await self._finish(_stream(pieces))
+                await self._finish(shown)
                 return
-            if pieces and (self._sent or self._failure is None):
+            if shown:
                 self._sent = True
-                await self._down.write(_stream(pieces))
+                await self._down.write(shown)
             if self._failure is not None:
                 raise self._failure
         raise UpstreamError(Failure.BROKEN, "the engine's answer ended before it was complete", untouched=False)
+
+    def _read(self, splitter: Splitter, data: bytes) -> bytes:
+        """What of these bytes (b"" at the end) goes to the client. Raises UpstreamError for what cannot be read."""
+        try:
+            events = self._take(splitter.feed(data) if data else splitter.finish())
+        except EventTooLarge as error:
+            raise UpstreamError(Failure.TOO_LARGE, str(error), untouched=False) from error
+        if not self._sent and self._failure is not None and not self._progress.done:
+            return b""  # another engine can still take over
+        return _stream(events)
 
     def _take(self, events: list[bytes]) -> list[bytes]:
         """What of these events the client gets now; sets `done` or `_failure` where they end the answer."""
@@ -158,8 +186,12 @@ class Relay:
                 progress.note(chunk)
             if data is not None and not self._wish.streams:
                 self._join(data)
-            if kind is not Kind.USAGE or self._wish.usage:
-                shown.append(event)
+            if kind is Kind.COMMENT:
+                if not (self._sent and event.startswith(b":")):
+                    continue  # before the first event it would commit us to this engine
+            elif kind is Kind.USAGE and not self._wish.usage:
+                continue
+            shown.append(event)
         if content:
             self._time(content)
         return shown if self._wish.streams else []
@@ -198,7 +230,7 @@ class Relay:
 
 def _stream(events: list[bytes]) -> bytes:
     """The events as they go over the wire."""
-    return END.join([*events, b""])
+    return END.join([*events, b""]) if events else b""
 
 
 def _failure(reading: Reading) -> UpstreamError | EngineRefused | None:

@@ -10,10 +10,18 @@ from headrace.admission.quota import QuotaLedger
 from headrace.api.gateway_state import ClassState, EngineReport, GatewayState, ModelState, TenantState
 from headrace.api.model import Model
 from headrace.gateway.dispatch import Desk, Dispatcher
-from headrace.gateway.engines import Fleet
+from headrace.gateway.engines import Engine, Fleet
 from headrace.gateway.ledger import Books, ClassBook
 from headrace.gateway.metering import Metrics
 from headrace.gateway.world import ObjectKey, World
+
+
+def report_age(engine: Engine, now: float) -> float:
+    """Seconds that the oldest request waits inside an engine that has reported; 0: none waits."""
+    report = engine.report
+    if report is None or report.oldest_waiting_s is None or engine.reported_at is None or not report.waiting:
+        return 0.0
+    return max(0.0, report.oldest_waiting_s) + max(0.0, now - engine.reported_at)
 
 
 @dataclass
@@ -48,9 +56,11 @@ class Reporter:
         now = self.clock()
         for (namespace, name), model in self.world.models.items():
             desk = self.dispatcher.desks.get((namespace, name))
+            inside = max((report_age(engine, now) for engine in self.fleet.of((namespace, name)).values()), default=0.0)
             for row in self._classes((namespace, name), model, desk, now):
                 labels = (namespace, name, row.name)
-                metrics.queue_age.labels(*labels).set(row.oldest_age_s or 0.0)
+                waiting = inside if row.in_flight else 0.0  # engines do not tell classes apart
+                metrics.queue_age.labels(*labels).set(max(row.oldest_age_s or 0.0, waiting))
                 metrics.queued.labels(*labels).set(row.queued)
                 metrics.in_flight.labels(*labels).set(row.in_flight)
 

@@ -167,7 +167,7 @@ class Connection(asyncio.Protocol):
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(Failure.BROKEN, f"malformed answer: {error}")
         if self._head is None and self._head_bytes > MAX_HEAD:
             self._fail(Failure.TOO_LARGE, f"more than {MAX_HEAD} bytes of headers")
@@ -194,7 +194,8 @@ class Connection(asyncio.Protocol):
     # httptools callbacks; should_keep_alive() is right only inside them
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.lower()] = value
+        if self._head is None:  # trailers tell nothing
+            self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
