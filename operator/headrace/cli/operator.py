@@ -14,6 +14,8 @@ from headrace.api import labels
 if TYPE_CHECKING:
     from headrace.controller.settings import Settings
 
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
 
 def register(commands: Any) -> None:
     """Add the command."""
@@ -105,12 +107,15 @@ def _run(arguments: argparse.Namespace) -> int:
     from headrace.cli.main import UsageError
     from headrace.cluster.errors import NotConfigured
     from headrace.controller import logs
+    from headrace.controller.health import AddressTaken
     from headrace.controller.main import run
 
     settings = settings_of(arguments)
-    logs.configure(arguments.log_level)
+    if arguments.log_level.upper() not in LEVELS:
+        raise UsageError(f"operator: --log-level must be one of {', '.join(LEVELS)}, got {arguments.log_level!r}")
+    logs.configure(arguments.log_level.upper())
     try:
         asyncio.run(run(settings))
-    except NotConfigured as error:
+    except (NotConfigured, AddressTaken) as error:
         raise UsageError(f"operator: {error}") from error
     return 0

@@ -11,7 +11,7 @@ from typing import Any, Self
 import aiohttp
 
 from headrace.cluster.connection import Connection, discover
-from headrace.cluster.errors import Unreachable, api_error
+from headrace.cluster.errors import NotConfigured, Unreachable, api_error
 from headrace.cluster.resources import Resource
 
 Object = dict[str, Any]
@@ -158,4 +158,8 @@ def _parse(data: bytes) -> Object:
 
 async def connect(kubeconfig: str | None = None) -> Client:
     """A client for the cluster of this pod, or of the kubeconfig. Raises NotConfigured."""
-    return Client(await discover(kubeconfig))
+    connection = await discover(kubeconfig)
+    try:
+        return Client(connection)
+    except OSError as error:  # ssl's errors are such, too
+        raise NotConfigured(f"no cluster: the certificates of {connection.server} are unusable ({error})") from error

@@ -84,6 +84,7 @@ async def from_kubeconfig(path: str | None = None) -> Connection:
     """The current context of a kubeconfig, exec plugins included. Raises NotConfigured."""
     from kubernetes.aio.client import Configuration
     from kubernetes.aio.config import ConfigException, load_kube_config
+    from yaml import YAMLError
 
     where = kubeconfig_path(path)
     folder = tempfile.mkdtemp(prefix="headrace-kubeconfig-")
@@ -99,12 +100,16 @@ async def from_kubeconfig(path: str | None = None) -> Connection:
 
     try:
         configuration = await load()
-    except (ConfigException, OSError) as error:
+    except (ConfigException, OSError, YAMLError, ValueError, TypeError, AttributeError, LookupError) as error:
+        said = " ".join(str(error).split())  # the loader takes the file's form for granted
         raise NotConfigured(
-            f"no cluster: not in a pod, and {where} is no usable kubeconfig ({error}); set KUBECONFIG"
+            f"no cluster: not in a pod, and {where} is no usable kubeconfig ({said}); set KUBECONFIG"
         ) from error
+    server = str(configuration.host or "").rstrip("/")
+    if not server.startswith(("http://", "https://")):
+        raise NotConfigured(f"no cluster: {where} names no server as https://HOST:PORT; set KUBECONFIG")
     return Connection(
-        server=str(configuration.host).rstrip("/"),
+        server=server,
         ca_file=configuration.ssl_ca_cert,
         certificate_file=configuration.cert_file,
         key_file=configuration.key_file,

@@ -14,6 +14,10 @@ from headrace.controller.measures import Measures
 STUCK_S = 1000.0  # no LIST has ended for so long, well or not: over three periods
 
 
+class AddressTaken(OSError):
+    """The address of the operator's own HTTP cannot be listened on; the message gives the cure."""
+
+
 @dataclass(frozen=True)
 class Signs:
     """What /healthz shows; times are monotonic seconds, None = never."""
@@ -84,6 +88,10 @@ async def serve(host: str, port: int, sources: Sources) -> tuple[web.AppRunner, 
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, host, port)
-    await site.start()
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        raise AddressTaken(f"{host}:{port} cannot be listened on ({error.strerror}); choose another --port") from error
     bound = runner.addresses[0][1]
     return runner, int(bound)
