@@ -65,6 +65,9 @@ def test_certificates_that_are_gone(capsys: pytest.CaptureFixture[str], tmp_path
         pytest.param(("--gateway-state-port", "70000"), "--gateway-state-port must be a port", id="no port"),
         pytest.param(("--scraper", "{"), "--scraper is no JSON", id="peer that is no JSON"),
         pytest.param(("--scraper", '{"pods": 1}'), "must be a NetworkPolicyPeer", id="peer that is none"),
+        pytest.param(("--namespaces", "team-a,*"), "'*' is no name of a namespace", id="a pattern of namespaces"),
+        pytest.param(("--install-namespace", "Upper"), "'Upper' is no name of a namespace", id="no namespace"),
+        pytest.param(("--id", ""), "--id must not be empty", id="nobody"),
         pytest.param(("--engine-image", ""), "--engine-image (or HEADRACE_ENGINE_IMAGE) is required", id="no image"),
     ],
 )

@@ -139,6 +139,18 @@ BAD = {
     "no spec": ([{**model(), "spec": None}], f"{AT}spec: is required"),
     "no source": ([{**model(), "spec": {}}], f"{AT}spec.source: is required"),
     "no name": ([{**model(), "metadata": {}}], "m.yaml, document 1 (Model): metadata.name: is required"),
+    "name that no Service has": (
+        [model("Chat")],
+        "m.yaml, document 1 (Model Chat): metadata.name must consist of a-z, 0-9 and -, begin with a letter",
+    ),
+    "name too long": (
+        [model("a" * 51)],
+        f"m.yaml, document 1 (Model {'a' * 51}): metadata.name: may not be longer than 50",
+    ),
+    "Model twice": (
+        [model(), model()],
+        "m.yaml, document 2 (Model chat): stands in m.yaml, document 1 (Model chat), too",
+    ),
     "second document": ([model(), model("b", x=1)], "m.yaml, document 2 (Model b): spec.x: unknown field"),
     "unknown kind": ([{**model(), "kind": "Modell"}], "m.yaml, document 1: kind: Modell is unknown; known: Model,"),
     "other version": (

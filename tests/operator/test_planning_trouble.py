@@ -14,7 +14,7 @@ from headrace.api.slo import BUILTIN_SLO, SloSpec
 from headrace.planning.installation import Installation
 from headrace.planning.judge import Judgement, References, Refusal, judge, known_shape
 from headrace.planning.manifests import Plan, Running, plan
-from headrace.planning.pods import problem_of, read_termination, report
+from headrace.planning.pods import cold_start_s, problem_of, read_termination, report
 from headrace.planning.status import ScalingView, View, model_status
 from headrace.planning.template import Inputs
 from headrace_wire.shape import BUILTIN_SHAPES, ModelShape, Termination
@@ -165,6 +165,26 @@ def test_an_eviction_is_forgotten_once_a_later_pod_is_there() -> None:
     assert [p.reason for p in report([evicted], "r1").problems] == ["PodFailed"]
     later = pod("next", created="2026-01-02T00:00:00Z")
     assert report([evicted, later], "r1").problems == ()
+
+
+def started(at: str, *, restarts: int = 0) -> list[dict[str, Any]]:
+    return [{"name": "engine", "restartCount": restarts, "state": {"running": {"startedAt": at}}}]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "became", "seconds"),
+    [
+        pytest.param(started("2026-01-01T00:05:00Z"), "2026-01-01T00:07:00Z", 420.0, id="download and loading"),
+        pytest.param(
+            started("2026-01-01T00:05:00Z"), "2026-01-01T09:00:00Z", None, id="ready again after its node was"
+        ),
+        pytest.param(started("2026-01-01T00:05:00Z", restarts=1), "2026-01-01T00:07:00Z", None, id="restarted"),
+        pytest.param([], "2026-01-01T00:00:09Z", 9.0, id="kubelet has told nothing of containers"),
+    ],
+)
+def test_a_cold_start_is_the_first_readiness(statuses: Any, became: str, seconds: float | None) -> None:
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": became}
+    assert cold_start_s(pod(containerStatuses=statuses, conditions=[ready])) == seconds
 
 
 # What runs beside a changed spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,13 @@ class Documents:
 
 def read(paths: Sequence[str]) -> Documents:
     """Headrace's objects in YAML files ("-": stdin); those of other groups are passed over. Raises UsageError."""
-    return Documents([document for path in paths for document in _read(path)])
+    found: dict[tuple[str, str, str], Document] = {}
+    for document in (one for path in paths for one in _read(path)):
+        key = (type(document.object).__name__, document.namespace, document.name)
+        if key in found:
+            raise UsageError(f"{document.place}: stands in {found[key].place}, too")
+        found[key] = document
+    return Documents(list(found.values()))
 
 
 def _read(path: str) -> Iterator[Document]:
@@ -91,10 +98,20 @@ def _parse(path: str, number: int, raw: object) -> Iterator[Document]:
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         raise UsageError(f"{place} ({kind}): metadata.name: is required")
     place = f"{place} ({kind} {metadata['name']})"
+    _check_name(place, kind, metadata["name"])
     unknown = sorted(str(key) for key in raw.keys() - _TOP)
     if unknown:
         raise UsageError(f"{place}: {unknown[0]}: unknown field")
     yield _document(path, number, (place, _TYPES[kind]), raw)
+
+
+def _check_name(place: str, kind: str, name: str) -> None:
+    """As the API server does. Raises UsageError."""
+    rules = next(known for known in KINDS if known.name == kind)
+    if len(name) > rules.name_length:
+        raise UsageError(f"{place}: metadata.name: may not be longer than {rules.name_length}")
+    if not re.fullmatch(rules.name_pattern, name):
+        raise UsageError(f"{place}: {rules.name_rule}")
 
 
 def _document(path: str, number: int, known: tuple[str, type[ApiType]], raw: dict[str, Any]) -> Document:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ def register(commands: Any) -> None:
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """Settings from flags. Raises UsageError."""
+    from headrace.api.common import LABEL_PATTERN
     from headrace.cli.main import UsageError
     from headrace.controller.settings import Settings
     from headrace.planning.installation import Installation
@@ -65,6 +67,11 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         scraper=_peer(arguments.scraper),
     )
     namespaces = tuple(filter(None, (name.strip() for name in (arguments.namespaces or "").split(","))))
+    for name in (*namespaces, arguments.install_namespace):
+        if len(name) > 63 or not re.fullmatch(LABEL_PATTERN, name):
+            raise UsageError(f"operator: {name!r} is no name of a namespace")
+    if not arguments.id:
+        raise UsageError("operator: --id must not be empty: it tells who holds the Lease")
     return Settings(
         installation=installation,
         namespaces=tuple(dict.fromkeys(namespaces)) or (installation.namespace,),

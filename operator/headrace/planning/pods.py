@@ -12,6 +12,7 @@ import msgspec
 
 from headrace.api import labels
 from headrace.planning.reasons import Why
+from headrace.planning.template import STARTUP_S
 from headrace_wire.shape import DTYPE_BYTES, ModelShape, Termination
 
 Pod = Mapping[str, Any]
@@ -123,11 +124,17 @@ def is_ready(pod: Pod) -> bool:
 
 
 def cold_start_s(pod: Pod) -> float | None:
-    """Seconds from the pod's creation until it was ready; None if it never restarted into a later readiness."""
+    """Seconds from the pod's creation until it was ready; None where the present readiness is not its first.
+
+    A readiness that comes later than an engine may take to load is another one: the node was away, or a probe failed.
+    """
     became = _condition(pod, "Ready").get("lastTransitionTime")
     created = pod["metadata"].get("creationTimestamp")
     statuses = _statuses(pod, "containerStatuses")
     if not became or not created or any(status.get("restartCount") for status in statuses):
+        return None
+    started = (((s.get("state") or {}).get("running") or {}).get("startedAt") for s in statuses)
+    if any(at and (_time(became) - _time(at)).total_seconds() > STARTUP_S for at in started):
         return None
     return max(0.0, (_time(became) - _time(created)).total_seconds())
 
