@@ -16,6 +16,7 @@ from headrace_engine import logs
 from headrace_engine.config import EngineConfig
 from headrace_engine.core import threads
 from headrace_engine.core.blocks import BlockPool
+from headrace_engine.core.budget import Pace
 from headrace_engine.core.failure import StartError
 from headrace_engine.core.link import Link
 from headrace_engine.core.loop import Loop
@@ -68,8 +69,9 @@ def _serve(config: EngineConfig, link: Link) -> None:
         max_tokens=model.max_tokens,
         vocab=engine.shape.vocab,
     )
-    reporter = Reporter(Identity(model, kv, config.instance))
-    scheduler = Scheduler(limits, BlockPool(kv.pages), reporter.cache_root)
+    pace = Pace()
+    reporter = Reporter(Identity(model, kv, config.instance), pace.times)
+    scheduler = Scheduler(limits, BlockPool(kv.pages), reporter.cache_root, pace)
     loop = Loop(scheduler, engine.runner, link, reporter, time.monotonic)
     gc.collect()
     gc.freeze()  # what was loaded is not walked again by the collector

@@ -17,6 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from headrace_engine.core.blocks import BlockPool
+from headrace_engine.core.budget import Pace, beside
 from headrace_engine.core.contention import is_being_computed, obtainable, victim_for
 from headrace_engine.core.plan import NewRow, RowStep, StepPlan, StepResult
 from headrace_engine.core.sequence import Sequence, pages_for
@@ -49,7 +50,9 @@ class _Launched:
 class Scheduler:
     """Queues, pages and the steps in flight of one engine."""
 
-    def __init__(self, limits: Limits, pool: BlockPool, cache_root: str):
+    def __init__(self, limits: Limits, pool: BlockPool, cache_root: str, pace: Pace | None = None):
+        """`pace`: keeps the targets of running streams; None: prompts get all that `max_batch_tokens` leaves."""
+        self.pace = pace
         self.limits = limits
         self.context = min(limits.max_tokens, pool.total * PAGE_TOKENS)  # tokens: one full sequence fits the pool
         self.pool = pool
@@ -151,6 +154,8 @@ class Scheduler:
         self._budget = self.limits.max_batch_tokens
         self._draft = {}
         blocked = self._plan_decodes()
+        if self.pace is not None and self._draft:
+            self._budget = self.pace.share(*beside(self._draft), self._budget)
         self._plan_prompts(blocked)
         if not self._draft:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from headrace_engine.core.budget import StepTimes, beside, work_of
 from headrace_engine.core.plan import KvSpec, StepPlan
 from headrace_engine.core.scheduler import Scheduler
 from headrace_wire.protocol import EngineState, Held, ModelInfo
@@ -43,8 +44,10 @@ class Identity:
 class Reporter:
     """Makes EngineStates; fields that only the API process knows keep their defaults."""
 
-    def __init__(self, identity: Identity):
+    def __init__(self, identity: Identity, times: StepTimes | None = None):
+        """`times`: fitted from the steps that are observed."""
         self._identity = identity
+        self._times = times
         self._rate = PrefillRate()
         self._seq = 0
         self._epoch = 0
@@ -61,6 +64,8 @@ class Reporter:
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """A step took `seconds`."""
+        if self._times is not None:
+            self._times.observe(work_of(plan), seconds)
         prompt_tokens = sum(step.count for step in plan.steps if step.count > 1)
         if prompt_tokens:
             self._rate.observe(prompt_tokens, seconds)
@@ -88,10 +93,18 @@ class Reporter:
             waiting=len(queued),
             queued_tokens=sum(held.queued_tokens for held in holders.values()),
             oldest_waiting_s=now - min(fresh) if fresh else None,
-            prefill_rate=self._rate.value,
+            prefill_rate=self._prefill_rate(scheduler),
             draining=scheduler.draining,
             preemptions=scheduler.preemptions,
         )
+
+    def _prefill_rate(self, scheduler: Scheduler) -> float:
+        """Tokens/s that a new prompt would get beside what runs; before the model is fitted, what prompts have got."""
+        if scheduler.pace is None:
+            return self._rate.value
+        streams = [seq for seq in scheduler.running if seq.known > seq.prompt]
+        most = max(1, scheduler.limits.max_batch_tokens - len(streams))
+        return scheduler.pace.rate(*beside(streams), most) or self._rate.value
 
 
 def held_by(scheduler: Scheduler) -> dict[str, Held]:

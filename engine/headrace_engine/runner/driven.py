@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from headrace_engine.core.blocks import BlockPool
+from headrace_engine.core.budget import Pace
 from headrace_engine.core.plan import Runner, StepPlan, StepResult
 from headrace_engine.core.scheduler import Limits, Scheduler
 from headrace_engine.runner.fake import VOCAB, FakeRunner, fake_kv
@@ -50,10 +51,11 @@ class Driven:
         context: int = 2048,
         lag: int = 0,
         runner: Runner | None = None,
+        pace: Pace | None = None,
     ):
         self.runner: Runner = FakeRunner(lag, fake_kv(pages)) if runner is None else runner
         limits = Limits(max_sequences=sequences, max_batch_tokens=budget, max_tokens=context, vocab=VOCAB)
-        self.scheduler = Scheduler(limits, BlockPool(self.runner.kv.pages), "00")
+        self.scheduler = Scheduler(limits, BlockPool(self.runner.kv.pages), "00", pace)
         self.deltas: dict[str, list[Delta]] = {}
         self.prompts: dict[str, list[int]] = {}
         self.plans: list[StepPlan] = []
