@@ -40,20 +40,28 @@ def _ratio(value: float | None) -> str:
 
 
 def _summary(summary: Summary) -> str:
-    return f"""## Over all {summary.cells} cells
-
-| | |
-|---|---|
-| the objective is met | {summary.met} cells; some policy, hindsight included, meets it in {summary.reachable} |
-| dominated by a baseline with its defaults (more attainment, fewer replica-seconds) | {summary.dominated_by_default}
-|
-| dominated by a baseline tuned with hindsight | {summary.dominated_by_tuned} |
-| median saving to the cheapest default with at least our attainment | {_percent(summary.median_saved_to_default)} |
-| median replica-seconds over the best tuned with hindsight, at its attainment or the objective | {
-        _ratio(summary.median_to_tuned)
-    } |
-| median replica-seconds over the oracle, where the objective is met | {_ratio(summary.median_to_oracle)} |
-"""
+    lines = [
+        (
+            "the objective is met",
+            f"{summary.met} cells; some policy, hindsight included, meets it in {summary.reachable}",
+        ),
+        (
+            "dominated by a baseline with its defaults: more attainment, fewer replica-seconds",
+            summary.dominated_by_default,
+        ),
+        ("dominated by a baseline tuned with hindsight", summary.dominated_by_tuned),
+        (
+            "median saving to the cheapest default with at least our attainment",
+            _percent(summary.median_saved_to_default),
+        ),
+        (
+            "median replica-seconds over the best tuned with hindsight, at its attainment or the objective",
+            _ratio(summary.median_to_tuned),
+        ),
+        ("median replica-seconds over the oracle, where the objective is met", _ratio(summary.median_to_oracle)),
+    ]
+    table = "\n".join(f"| {name} | {value} |" for name, value in lines)
+    return f"## Over all {summary.cells} cells\n\n| | |\n|---|---|\n{table}\n"
 
 
 def _plots(cells: Sequence[Verdict], folder: Path) -> list[str]:
