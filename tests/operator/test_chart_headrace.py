@@ -103,6 +103,7 @@ def test_pods_fulfil_the_restricted_profile(helm: Path) -> None:
             assert security["allowPrivilegeEscalation"] is False
             assert security["readOnlyRootFilesystem"] is True
             assert security["capabilities"] == {"drop": ["ALL"]}
+            assert security["runAsGroup"] == 65532
             assert {"startupProbe", "readinessProbe", "livenessProbe", "resources"} <= container.keys()
 
 

@@ -32,6 +32,7 @@ securityContext:
 
 {{- define "headrace.containerSecurity" -}}
 securityContext:
+  runAsGroup: 65532
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: true
   capabilities: {drop: [ALL]}
