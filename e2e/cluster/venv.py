@@ -50,7 +50,7 @@ def ensure(root: Path = ROOT) -> Path:
     """The checkout's `.venv`, made or renewed if its packages have changed."""
     packages = site_packages(third_party(Requirements.of(root)))
     here = root / ".venv"
-    stamp = f"{packages}\n{sys.executable}\n{render_all(root)}"
+    stamp = f"{packages}\n{base_python()}\n{render_all(root)}"
     mark = here / "made-for"
     if not mark.exists() or mark.read_text() != stamp:
         with cache.locked(cache.root() / "venv" / f"checkout-{cache.key_of({'root': str(root)})}.lock", "venv"):
@@ -68,7 +68,7 @@ def third_party(requirements: Requirements) -> Path:
         with step("venv", "installing Python packages, torch (5 GB unpacked) among them", "2 min") as running:
             _new(folder)
             command = [
-                *(sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install"),
+                *(base_python(), "-m", "pip", "--python", str(folder / "bin" / "python"), "install"),
                 *("--progress-bar", "off", "--disable-pip-version-check", "--root-user-action", "ignore"),
                 *("--constraint", str(requirements.constraints), "--requirement", str(requirement_file)),
             ]
@@ -76,6 +76,12 @@ def third_party(requirements: Requirements) -> Path:
             follow(command, lambda line: setattr(running, "detail", line.strip()[:80]))
 
     return cache.ensure("venv", requirements.key(interpreter()), install)
+
+
+def base_python() -> str:
+    """The Python that environments are made from: never the one of an environment, which may be `.venv` itself."""
+    base: str = getattr(sys, "_base_executable", sys.executable)
+    return base
 
 
 def interpreter() -> str:
@@ -120,9 +126,9 @@ def _make_thin(root: Path, here: Path, packages: Path) -> None:
 
 
 def _new(folder: Path) -> None:
-    run([sys.executable, "-m", "venv", "--without-pip", folder])
+    run([base_python(), "-m", "venv", "--without-pip", folder])
 
 
 def _require_pip() -> None:
-    if not succeeds([sys.executable, "-m", "pip", "--version"]):
+    if not succeeds([base_python(), "-m", "pip", "--version"]):
         raise ClusterError("python3 has no pip: run `apt-get install python3-pip`, or setup without --only")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rig.kube import Kube
+from rig.kube import CommandFailed, Kube
 
 ROOT = Path(__file__).resolve().parents[2]
 CHARTS = ROOT / "charts"
@@ -16,6 +16,9 @@ RESTRICTED = {
     "pod-security.kubernetes.io/enforce": "restricted",
     "pod-security.kubernetes.io/warn": "restricted",
 }
+
+
+OURS = {"headrace.dev/made-by": "rig"}
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,23 @@ def new_key(name: str) -> Key:
     return Key(made["key"], made["sha256"])
 
 
+def is_ours(kube: Kube, namespace: str) -> bool:
+    """Whether demo or tests made a namespace: only what they made is ever deleted."""
+    selector = ",".join(f"{key}={value}" for key, value in OURS.items())
+    listed = kube.run("get", "namespace", "-l", selector, "-o", "name").split()
+    return f"namespace/{namespace}" in listed
+
+
 def make_namespace(kube: Kube, name: str) -> None:
-    """A namespace under the restricted Pod Security profile."""
-    manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}}
+    """A namespace under the restricted Pod Security profile. Raises CommandFailed where somebody else has made it."""
+    there = kube.run("get", "namespace", name, "--ignore-not-found", "-o", "name").strip()
+    if there and not is_ours(kube, name):
+        raise CommandFailed(
+            f"the namespace {name} exists already and was not made by this program, which therefore leaves it alone: "
+            "use another cluster, or unset KUBECONFIG for an embedded one"
+        )
+    labels = {**RESTRICTED, **OURS}
+    manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
     kube.run("apply", "-f", "-", stdin=json.dumps(manifest))
 
 

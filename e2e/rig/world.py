@@ -13,8 +13,9 @@ from pathlib import Path
 
 from cluster import binaries, images, instance, network
 from cluster.errors import ClusterError
+from cluster.paths import Layout
 from rig.chat import Endpoint
-from rig.install import ROOT, Images
+from rig.install import ROOT, Images, is_ours
 from rig.kube import Kube
 
 GATEWAY = "headrace-gateway"
@@ -71,9 +72,15 @@ def _doorway(netns: Path, target: str) -> Iterator[int]:
 
 
 def foreign() -> Path | None:
-    """The user's kubeconfig, where one is set."""
+    """The user's kubeconfig, where one is set; one of an embedded instance is none. Raises ClusterError."""
     named = os.environ.get("KUBECONFIG")
-    return Path(named) if named else None
+    if not named or Path(named).resolve().is_relative_to(Layout.of("any").home.parent.resolve()):
+        return None
+    if not Path(named).is_file():
+        raise ClusterError(
+            f"KUBECONFIG names {named}, which is not there: correct it, or unset it for an embedded cluster"
+        )
+    return Path(named)
 
 
 def prepare(kinds: Sequence[str] = ("binaries", "venv", "images")) -> None:
@@ -121,12 +128,20 @@ def close_world(name: str, releases: Sequence[str], namespaces: Sequence[str]) -
     own = foreign()
     if own is None:
         instance.down(name)
+        print(f"The embedded cluster {name} is gone; its image store and caches stay below ~/.cache/headrace.")
         return
     kube = Kube((_kubectl(),), (str(binaries.helm()),), own)
-    for namespace in namespaces:
+    print(f"On the cluster of {own}, only what this program made there is removed:")
+    for namespace in [n for n in namespaces if is_ours(kube, n)]:
         kube.run("delete", "models.headrace.dev", "--all", "-n", namespace, "--ignore-not-found", "--wait=true")
-    for release in releases:
+        _delete(kube, namespace)
+    for release in [n for n in releases if is_ours(kube, n)]:
         kube.run_helm("uninstall", "headrace", "-n", release, "--ignore-not-found")
         kube.run_helm("uninstall", "headrace-crds", "-n", release, "--ignore-not-found")
-    for namespace in (*namespaces, *releases):
-        kube.run("delete", "namespace", namespace, "--ignore-not-found", "--wait=true", timeout=300)
+        _delete(kube, release)
+    print("  the CustomResourceDefinitions stay: others may have objects of these kinds")
+
+
+def _delete(kube: Kube, namespace: str) -> None:
+    kube.run("delete", "namespace", namespace, "--ignore-not-found", "--wait=true", timeout=300)
+    print(f"  namespace {namespace} and all in it")
