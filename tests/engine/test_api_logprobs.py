@@ -66,6 +66,12 @@ def test_a_stop_id_has_no_entry() -> None:
     assert choice.text.tokens == len(TINY.encode_text("abc")) + 1
 
 
+def test_a_core_that_reports_none_is_no_silent_loss() -> None:
+    choice = RunningChoice(ChoiceText(TINY.detokenizer()), frozenset(), Held())
+    with pytest.raises(ValueError, match="zip"):
+        choice.take(Delta(id="r", tokens=[5]))
+
+
 def test_stop_strings_wait_for_the_least_output() -> None:
     assert run("END and END", ("END",), least=4).whole.text == "END and "
 

@@ -49,7 +49,9 @@ class RunningChoice:
         tokens = delta.tokens
         by_id = delta.finish is Finish.STOP and bool(tokens) and tokens[-1] in self._stop_ids
         taken = tokens[:-1] if by_id else tokens
-        text = self.text.feed(taken) if self._held is None else self._feed(self._held, taken, delta.logprobs)
+        text = (
+            self.text.feed(taken) if self._held is None else self._feed(self._held, taken, delta.logprobs[: len(taken)])
+        )
         if not self.text.stopped and delta.finish is not None:
             self.text.tokens += by_id
             text += self.text.finish()
@@ -64,7 +66,7 @@ class RunningChoice:
     def _feed(self, held: Held, tokens: list[int], logprobs: list[TokenLogprob]) -> str:
         """Token by token, to know where each one's text begins."""
         pieces = []
-        for token, logprob in zip(tokens, logprobs, strict=False):
+        for token, logprob in zip(tokens, logprobs, strict=True):
             if self.text.stopped:
                 break
             held.add(Entry(token, logprob, self.text.length))
