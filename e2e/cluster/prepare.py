@@ -20,7 +20,11 @@ def prepare(only: Collection[str] = PARTS) -> None:
 
     Compiling is bound by the processor, packages and images by network and disk: they go side by side.
     """
-    with step("setup", f"preparing {', '.join(part for part in PARTS if part in only)}", "12 to 14 min, seconds later"):
+    with step(
+        "setup",
+        f"preparing {', '.join(part for part in PARTS if part in only)}",
+        "12 to 14 min where nothing is there yet, else seconds",
+    ):
         packages.ensure(packages.NEEDED if {"binaries", "images"} & set(only) else ())
         compiled: list[Task] = [lambda: [binaries.build(program) for program in binaries.PROGRAMS]]
         fetched: list[Task] = []
