@@ -176,7 +176,7 @@ def test_the_operator_uses_every_right_that_it_has(
                 model = await client.get(MODELS, namespace, "demo")
                 for _ in range(2):  # the second lengthens the series of the first
                     await recorder.write(MODELS, model, Note("Normal", "Tested", "Test", "a note"))
-            await asyncio.sleep(3.0)  # a renewal of the Lease
+            await _eventually("a renewal of the Lease", lambda: ("coordination.k8s.io", "leases", "update") in used)
 
     with recording(monkeypatch) as used:
         asyncio.run(main())

@@ -123,7 +123,7 @@ def test_a_list_is_the_truth_of_its_version(history: list[tuple[str, int, bool]]
     """Whatever is held that is not newer than the LIST is what the LIST says."""
     store = Store()
     for name, version, deleted in history:
-        (store.remove if deleted else store.put)(MODELS, obj(name, version))  # type: ignore[operator]
+        (store.remove if deleted else store.put)(MODELS, obj(name, version))
     store.replace(MODELS, "a", [obj("x", 15)], "15")
     for (_, name), held in store.all(MODELS).items():
         assert int(held["metadata"]["resourceVersion"]) > 15 or name == "x"
