@@ -12,7 +12,7 @@ import pytest
 from headrace.api.gateway_state import ClassState, EngineReport, GatewayState, ModelState, TenantState
 from headrace.api.tenant import Tenant
 from headrace.cluster.client import Object
-from headrace.cluster.resources import MODELS, PODS
+from headrace.cluster.resources import MODELS, PODS, TENANTS
 from headrace.controller.actor import Actor
 from headrace.controller.gateways import Gateways, checked, targets_of
 from headrace.controller.main import build
@@ -259,3 +259,25 @@ def test_of_two_ready_gateways_each_must_enforce_a_tenant() -> None:
     views.append(GatewayView("silent", True, None))
     found = {r.gateway: r.generation for r in reports_of(tenant, views)}
     assert found == {"a": 2, "b": 1, "c": None, "silent": None}
+
+
+def test_a_tenant_that_is_being_deleted_keeps_no_key() -> None:
+    async def main() -> None:
+        rig = Rig()
+        spec = {"apiKeys": [{"name": "ci", "sha256": "d" * 64}]}
+        for name, created in (("older", "2026-01-01T00:00:00Z"), ("younger", "2026-01-02T00:00:00Z")):
+            metadata = {"name": name, "namespace": "team", "creationTimestamp": created}
+            await rig.fake.create(TENANTS, {"metadata": metadata, "spec": spec})
+
+        def accepted() -> str:
+            conditions = rig.fake.objects["tenants", ("team", "younger")]["status"]["conditions"]
+            return str(next(c["reason"] for c in conditions if c["type"] == "Accepted"))
+
+        await rig.settle()
+        assert accepted() == "KeyInUse"
+        going = {"metadata": {"deletionTimestamp": "2026-01-03T00:00:00Z", "finalizers": ["example.com/hold"]}}
+        await rig.fake.patch(TENANTS.path("team", "older"), going)
+        await rig.settle()
+        assert accepted() == "Valid"
+
+    asyncio.run(main())

@@ -70,15 +70,16 @@ class Tenants:
         return found
 
     def _surroundings(self) -> _Surroundings:
-        tenants = []
+        tenants = []  # those that are being deleted are strangers to the gateways, too
         for key in self._store.all(TENANTS):
             with suppress(SpecError):
-                tenants.append(self._store.parsed(TENANTS, key, parse_tenant))
+                tenant = self._store.parsed(TENANTS, key, parse_tenant)
+                tenants += [tenant] if tenant is not None and tenant.metadata.deletion_timestamp is None else []
         models: dict[str, dict[str, SloSpec | None]] = {}
         for model in models_in(self._store):
             of_namespace = models.setdefault(model.metadata.namespace, {})
             of_namespace[model.metadata.name] = references_of(self._store, model).slo
-        return _Surroundings(key_owners(filter(None, tenants)), models)
+        return _Surroundings(key_owners(tenants), models)
 
     def _view(self, key: Key, surroundings: _Surroundings, now: datetime) -> TenantView | None:
         """What a Tenant's status follows from; None where it is gone. Raises SpecError."""
