@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -190,5 +192,27 @@ def test_a_client_that_does_not_read_is_cancelled_and_others_go_on() -> None:
                     await until(lambda: engine.link.open_choices == 0)
                     metrics = (await client.get("/metrics")).text
                     assert 'headrace_engine_requests_total{outcome="slow_reader"} 1.0' in metrics
+
+    asyncio.run(main())
+
+
+def test_a_reset_of_the_cache_fails_with_the_core() -> None:
+    """It waits for the core's word; where the core dies instead, and before it is ready, it says so."""
+
+    async def main() -> None:
+        early = CoreLink(CONFIG, core("deaf"), time.monotonic)
+        with pytest.raises(RequestError) as caught:
+            await early.reset_cache()
+        assert caught.value.reason is Reason.NO_CAPACITY
+        async with linked("deaf") as link:
+            waiting = asyncio.create_task(link.reset_cache())
+            await asyncio.sleep(0)
+            assert link.pid is not None
+            os.kill(link.pid, signal.SIGKILL)
+            with pytest.raises(RequestError) as caught:
+                await asyncio.wait_for(waiting, LIMIT_S)
+            assert caught.value.reason is Reason.ENGINE_FAILED
+            with pytest.raises(RequestError):
+                await link.reset_cache()
 
     asyncio.run(main())

@@ -23,7 +23,7 @@ from headrace_engine.api.schema import invalid
 from headrace_engine.config import EngineConfig
 from headrace_engine.core import messages
 from headrace_wire.protocol import Abort, Delta, EngineState, Submit
-from headrace_wire.reasons import Reason
+from headrace_wire.reasons import Reason, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -160,8 +160,10 @@ class CoreLink:
 
     async def reset_cache(self) -> int:
         """Forgets every cached prefix; the new epoch, once the core reports it. Raises RequestError."""
-        if not self.alive or self.ready is None:
-            raise failure(Reason.ENGINE_FAILED if self.died.is_set() else Reason.NO_CAPACITY)
+        if self.died.is_set():
+            raise failure(Reason.ENGINE_FAILED)
+        if self.ready is None:
+            raise RequestError(Reason.NO_CAPACITY, "the model is still being loaded", retry_after=1.0)
         begun: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._resets.append(begun)
         self._outgoing.put_nowait(messages.Control(kind="reset_cache"))
