@@ -209,7 +209,7 @@ def test_a_stream_cut_at_any_byte_ends_in_an_error_and_charges_what_was_made() -
     script = SSE + body
 
     async def cut(at: int) -> None:
-        async with facing(script[:at], retry_percent=0) as (peer, gateway):
+        async with facing(script[:at], retry_percent=0) as (_, gateway):
             answer = await post(gateway, stream=True)
             if answer.status_code == 200:
                 complete = "[DONE]" in answer.text
