@@ -16,7 +16,7 @@ from headrace.cli import plan
 from headrace.cli.main import UsageError
 
 ROOT = Path(__file__).parents[2]
-EXERCISE = ("-f", "charts/samples/exercise-two-nodes.yaml", "--config", "charts/samples/llama-70b-shape")
+EXERCISE = ("-f", "charts/samples/two-nodes/exercise.yaml", "--config", "charts/samples/two-nodes/llama-70b-shape")
 
 
 def model(name: str = "chat", **spec: Any) -> dict[str, Any]:

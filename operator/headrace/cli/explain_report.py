@@ -65,6 +65,10 @@ def _memory(model: Model) -> Iterator[str]:
     if memory is None:
         yield "not computed yet: the model's shape is not known"
         return
+    if not memory.capacity:
+        yield f"{memory.weights} weights + {memory.overhead} overhead; no memory limit bounds the pool for KV, the engine sizes it"
+        yield f"a token takes {memory.kv_per_token} of KV"
+        return
     yield f"{memory.capacity} = {memory.weights} weights + {memory.overhead} overhead + {memory.kv_pool} for KV"
     yield (
         f"a token takes {memory.kv_per_token} of KV, so {memory.full_length_sequences} requests of full length fit at "

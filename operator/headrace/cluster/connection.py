@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import ssl
 import tempfile
 import time
@@ -87,7 +89,8 @@ async def from_kubeconfig(path: str | None = None) -> Connection:
     from yaml import YAMLError
 
     where = kubeconfig_path(path)
-    folder = tempfile.mkdtemp(prefix="headrace-kubeconfig-")
+    folder = tempfile.mkdtemp(prefix="headrace-kubeconfig-")  # certificates of the kubeconfig, for as long as we run
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
     async def load() -> Configuration:
         configuration = Configuration()
