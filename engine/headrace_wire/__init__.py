@@ -1,1 +1,1 @@
-"""What the gateway and the engine share: reasons, the wire protocol, block keys, model shapes, chat templates. No torch."""
+"""What gateway and engine share: reasons, the wire protocol, block keys, model shapes, chat templates. No torch."""

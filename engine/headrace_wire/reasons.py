@@ -1,4 +1,4 @@
-"""Why a request was refused or ended: one enum that gives HTTP status, OpenAI error type and whether a retry can help."""
+"""Why a request was refused or ended: one enum gives HTTP status, OpenAI error type and whether a retry can help."""
 
 from __future__ import annotations
 
