@@ -41,9 +41,9 @@ def answer() -> bytes:
     rows: list[dict[str, object]]
     rows = [{"index": 0, "delta": {"content": f"word{i} "}, "finish_reason": None} for i in range(EVENTS - 3)]
     rows.append({"index": 0, "delta": {}, "finish_reason": "stop"})
-    events = [json.dumps({**CHUNK, "choices": [row]}).encode() for row in rows]
+    events = [msgspec.json.encode({**CHUNK, "choices": [row]}) for row in rows]  # as engines write it
     usage = {"prompt_tokens": 30, "completion_tokens": EVENTS - 3, "total_tokens": EVENTS + 27}
-    events += [json.dumps({**CHUNK, "choices": [], "usage": usage}).encode(), b"[DONE]"]
+    events += [msgspec.json.encode({**CHUNK, "choices": [], "usage": usage}), b"[DONE]"]
     body = b"".join(b"data: %s\n\n" % event for event in events)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     return head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
@@ -84,7 +84,7 @@ async def serve_upstream(port: int) -> None:
 
 
 async def serve_gateway(port: int, upstream: int) -> None:
-    from headrace.gateway.main import Ports, Service
+    from headrace.gateway.main import Ports, Service, calm_collector
     from headrace.gateway.settings import Settings
     from headrace.gateway.world import Address
     from headrace.testing.fake_world import NAMESPACE, make_model, make_tenant, make_world
@@ -93,6 +93,7 @@ async def serve_gateway(port: int, upstream: int) -> None:
     world.endpoints = {(NAMESPACE, MODEL): (Address("e0", "127.0.0.1", upstream),)}
     service = Service(world, Settings(gateway="bench"), Ports("127.0.0.1", port, 0))
     await service.start()
+    calm_collector()
     await asyncio.Event().wait()
 
 

@@ -28,7 +28,7 @@ from headrace.testing.fake_world import (
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
 AUTH = {"authorization": "Bearer key"}
-LONG = {"max_tokens": 400, "ignore_eos": True, "stream": True}
+LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "stream": True}
 
 
 async def post(gateway: FakeGateway, key: str = "key", **body: Any) -> httpx.Response:
@@ -220,7 +220,13 @@ def test_a_client_may_leave_in_every_state(state: str, monkeypatch: pytest.Monke
             body = {**LONG, "stream": state != "whole"}
             if state == "counting":
                 real = counting.count
-                monkeypatch.setattr(counting, "count", lambda *a: (counts.set(), gate.wait(10), real(*a))[2])
+
+                def held(*arguments: Any) -> int:
+                    counts.set()
+                    gate.wait(10)
+                    return real(*arguments)
+
+                monkeypatch.setattr(counting, "count", held)
                 body["messages"] = [{"role": "user", "content": "x" * 1500}]
             request = asyncio.create_task(post(gateway, **body))
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.gateway.answer import Assembler
-from headrace.gateway.events import END, MAX_EVENT, EventTooLarge, Kind, Splitter, data_of, read_event
+from headrace.gateway.events import END, MAX_EVENT, EventTooLarge, Kind, Splitter, data_of, leading_pieces, read_event
 
 SPELLINGS = {
     "with a space": b'data: {"a":1}\n\n',
@@ -145,3 +145,24 @@ def test_a_plain_answer_is_joined() -> None:
     body = json.loads(assembler.body())
     assert body["object"] == "text_completion"
     assert body["choices"] == [{"index": 0, "text": "ab", "logprobs": None, "finish_reason": "stop"}]
+
+
+TEXT = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
+ENDED = TEXT.replace(b"null", b'"stop"')
+LEADING: dict[str, tuple[bytes, tuple[int, int]]] = {
+    "all": (TEXT * 3, (3, 3)),
+    "then the end": (TEXT * 2 + ENDED + TEXT, (2, 2)),
+    "then half of one": (TEXT * 2 + TEXT[:30], (2, 2)),
+    "none": (ENDED + TEXT, (0, 0)),
+    "half of one": (TEXT[:30], (0, 0)),
+    "a comment first": (b": x\n\n" + TEXT, (0, 0)),
+    "an error between": (TEXT + b'data: {"error":{}}\n\n' + TEXT, (0, 0)),
+    "the words of an end as content": (TEXT + TEXT.replace(b'"a"', rb'"\"finish_reason\":\"stop\""') + TEXT, (3, 0)),
+}
+
+
+@pytest.mark.parametrize(("stream", "expected"), LEADING.values(), ids=LEADING.keys())
+def test_pieces_at_the_start_are_counted_in_one_look(stream: bytes, expected: tuple[int, int]) -> None:
+    events, size = leading_pieces(stream)
+    assert events == expected[0]
+    assert size == (expected[1] * len(TEXT) or (len(stream) if events else 0))

@@ -206,6 +206,15 @@ def plain_events(stream: bytes) -> int:
     return events if _are_pieces(stream, events) else 0
 
 
+def leading_pieces(stream: bytes) -> tuple[int, int]:
+    """(events, bytes) of the whole events at the start that are pieces of content, as far as one look tells."""
+    if events := plain_events(stream):
+        return events, len(stream)
+    end = min((at for p in (_COMPACT.ends[0], _SPACED.ends[0]) if (at := stream.find(p)) >= 0), default=len(stream))
+    cut = stream.rfind(END, 0, end) + len(END)
+    return (events, cut) if cut > len(END) and (events := plain_events(stream[:cut])) else (0, 0)
+
+
 def _are_pieces(data: bytes, events: int) -> bool:
     """So many chunks with text, without finish reason, usage or error in any of them; told without decoding."""
     spelling = _COMPACT if _COMPACT.running in data else _SPACED

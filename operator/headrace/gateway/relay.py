@@ -19,7 +19,7 @@ from headrace.gateway.events import (
     Splitter,
     Usage,
     data_of,
-    plain_events,
+    leading_pieces,
     read_event,
 )
 from headrace.gateway.histogram import Buckets
@@ -140,11 +140,7 @@ class Relay:
             data = await connection.read(wait_s)
             wait_s = idle_s
             before = self._progress.events
-            if self._wish.streams and not splitter.pending and (pieces := plain_events(data)):
-                self._time(pieces)
-                shown = data
-            else:
-                shown = self._read(splitter, data)
+            shown = self._read(splitter, data)
             if self._progress.events > before:
                 seen(self._progress.events)
             if self._progress.done:
@@ -159,13 +155,20 @@ class Relay:
 
     def _read(self, splitter: Splitter, data: bytes) -> bytes:
         """What of these bytes (b"" at the end) goes to the client. Raises UpstreamError for what cannot be read."""
+        pieces = at = 0
+        if self._wish.streams and not splitter.pending:
+            pieces, at = leading_pieces(data)
+            if pieces:
+                self._time(pieces)
+                if at == len(data):
+                    return data
         try:
-            events = self._take(splitter.feed(data) if data else splitter.finish())
+            events = self._take(splitter.feed(data[at:]) if data else splitter.finish())
         except EventTooLarge as error:
             raise UpstreamError(Failure.TOO_LARGE, str(error), untouched=False) from error
         if not self._sent and self._failure is not None and not self._progress.done:
             return b""  # another engine can still take over
-        return _stream(events)
+        return data[:at] + _stream(events)
 
     def _take(self, events: list[bytes]) -> list[bytes]:
         """What of these events the client gets now; sets `done` or `_failure` where they end the answer."""
