@@ -66,7 +66,7 @@ def _memory(model: Model) -> Iterator[str]:
         yield "not computed yet: the model's shape is not known"
         return
     if not memory.capacity:
-        yield f"{memory.weights} weights + {memory.overhead} overhead; without a memory limit the engine sizes the KV pool"
+        yield f"{memory.weights} weights + {memory.overhead} overhead; without a memory limit the engine sizes its pool"
         yield f"a token takes {memory.kv_per_token} of KV"
         return
     yield f"{memory.capacity} = {memory.weights} weights + {memory.overhead} overhead + {memory.kv_pool} for KV"
