@@ -503,6 +503,7 @@ def test_the_decision_explains_itself_with_numbers() -> None:
     listed = msgspec.to_builtins(status)["candidates"]
     assert [(c["name"], c.get("replicas")) for c in listed] == [
         ("floor", 0),
+        ("forecast", None),
         ("queueAge", 4),
         ("goodput", None),
         ("fromZero", None),

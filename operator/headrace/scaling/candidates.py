@@ -3,99 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 
-from headrace.scaling.signals import Goodput, goodput, queue_ages
-from headrace.scaling.types import Candidate, ClassPolicy, Memory, Policy, Replicas, Sample
-from headrace.scaling.window import Window
+from headrace.scaling.context import Context
+from headrace.scaling.load import BIN_S
+from headrace.scaling.rehearsal import forecast, replicas
+from headrace.scaling.signals import queue_ages
+from headrace.scaling.types import Candidate, ClassPolicy, Sample
 
-FLOOR, QUEUE_AGE, GOODPUT, FROM_ZERO = "floor", "queueAge", "goodput", "fromZero"
+FLOOR, FORECAST, QUEUE_AGE, GOODPUT, FROM_ZERO = "floor", "forecast", "queueAge", "goodput", "fromZero"
 CURRENT, DOWN, TO_ZERO, ROOM = "current", "down", "toZero", "room"
 
 SLOPE_S = 10.0  # span over which the growth of the queue age is measured
 AHEAD_S = 5.0  # how far ahead that growth is followed
 SETTLE_S = 5.0  # a queue must have aged so long, beside free slots, before one more replica is tried
+SUSTAINED_S = 10.0  # over which load is what goes on, not a burst, where the objective is missed
+SPARE_S = 60.0  # the same while it is met: a few late requests are allowed
 COLD_ROUNDS = 4  # times that a starting replica may turn over its slots before the queue is worth another
 FULL_PERCENT = 80  # of the slots in use, from where the batch itself may be what makes requests late
-MOST_REPLICAS = 1_000_000
-MOST_SECONDS = 86_400.0
-
-
-@dataclass(frozen=True)
-class Context:
-    """What every rule may look at."""
-
-    policy: Policy
-    window: Window
-    replicas: Replicas
-    now: float
-    memory: Memory
-
-    @cached_property
-    def sample(self) -> Sample | None:
-        """The newest sample if it is fresh."""
-        latest = self.window.latest
-        fresh = latest is not None and 0 <= self.now - latest.at <= self.policy.stale_after_s
-        return latest if fresh and latest is not None and latest.gateways else None
-
-    @cached_property
-    def missing(self) -> str | None:
-        """What is missing for a step down; None: nothing."""
-        sample = self.sample
-        if sample is None:
-            return "no fresh sample"
-        if sample.faults:
-            rest = f" and {len(sample.faults) - 1} more" if len(sample.faults) > 1 else ""
-            return f"{sample.faults[0]}{rest}"
-        return implausible(self.replicas, self.now)
-
-    @cached_property
-    def ages(self) -> dict[str, float]:
-        """Queue age by class, of the fresh sample."""
-        return {} if self.sample is None else queue_ages(self.policy, self.sample)
-
-    @cached_property
-    def goodput(self) -> dict[str, Goodput]:
-        """Goodput by class."""
-        return goodput(self.policy, self.window, self.now)
-
-    @property
-    def settle_s(self) -> float:
-        """Seconds for which fewer replicas must have sufficed: not less than a cold start takes."""
-        return max(self.policy.down_after_s, self.replicas.cold_start_s or 0.0)
-
-    @property
-    def since_change(self) -> float:
-        """Seconds since the number of replicas changed; infinite if nobody knows."""
-        return math.inf if self.replicas.changed_at is None else max(0.0, self.now - self.replicas.changed_at)
-
-    def low_goodput(self) -> Iterator[tuple[ClassPolicy, Goodput, int]]:
-        """Classes whose goodput is known and below the objective."""
-        for item in self.policy.classes:
-            seen = self.goodput[item.name]
-            percent = seen.percent
-            enough = seen.offered >= self.policy.goodput_min_offered
-            if enough and percent is not None and percent < item.objective_percent:
-                yield item, seen, percent
-
-
-def implausible(replicas: Replicas, now: float) -> str | None:
-    """The first figure about replicas that cannot be; None: all can."""
-    for name in ("current", "ready", "pending", "unschedulable", "terminating"):
-        if not 0 <= getattr(replicas, name) <= MOST_REPLICAS:
-            return f"replicas.{name} of {getattr(replicas, name)} cannot be"
-    if replicas.cold_start_s is not None and not 0 <= replicas.cold_start_s <= MOST_SECONDS:
-        return f"a cold start of {replicas.cold_start_s} s cannot be"
-    if replicas.changed_at is not None and not 0 < replicas.changed_at <= now + MOST_SECONDS:
-        return f"replicas.changedAt of {replicas.changed_at} cannot be"
-    return None
 
 
 def candidates(context: Context) -> tuple[Candidate, ...]:
     """Every rule's answer, always the same rules in the same order."""
-    rules = (floor, queue_age, low_goodput, from_zero, current, room, down, to_zero)
+    rules = (floor, expected, queue_age, low_goodput, from_zero, current, room, down, to_zero)
     return tuple(rule(context) for rule in rules)
 
 
@@ -103,6 +32,23 @@ def floor(context: Context) -> Candidate:
     """Never fewer than the spec says."""
     least = context.policy.min_replicas
     return Candidate(FLOOR, least, f"minReplicas is {least}")
+
+
+def expected(context: Context) -> Candidate:
+    """The slow loop: the load that is expected, divided by what a replica takes."""
+    each, plant, arrivals = context.capacity, context.plant, context.arrivals
+    if context.sample is None:
+        return Candidate(FORECAST, None, "no fresh sample")
+    if context.replicas.current == 0:
+        return Candidate(FORECAST, None, "nothing runs: fromZero decides")
+    if plant is None:
+        return Candidate(FORECAST, None, f"not known what a replica takes: {each.detail}" if each.per_second is None
+                         else "no cold start was measured yet")  # fmt: skip
+    if not arrivals:
+        return Candidate(FORECAST, None, "no load was seen yet")
+    rate = forecast(arrivals, context.setting, plant.cold_start_s)[-1]
+    wanted = replicas(rate, context.setting, plant.capacity)
+    return Candidate(FORECAST, wanted, f"{rate:.3g} requests/s ({context.setting}); {each.detail}")
 
 
 def current(context: Context) -> Candidate:
@@ -141,9 +87,9 @@ def queue_age(context: Context) -> Candidate:
         wanted = math.ceil(queued / (slots * COLD_ROUNDS))
         text += f" while none of {now} is ready, {COLD_ROUNDS} rounds of {slots} slots each"
     else:
-        wanted = math.ceil((queued + sample.in_flight) / slots)
-        text += f" need {wanted} × {slots} slots"
-        if wanted <= now and _stuck_beside_slots(context, breached):
+        wanted, why = _for_queue(context, sample, queued)
+        text += why
+        if wanted <= now and not context.spare and _stuck_beside_slots(context, breached):
             wanted = now + 1
             text += f"; slots alone do not explain it for {SETTLE_S:.0f} s, so one more"
     return Candidate(QUEUE_AGE, max(now, wanted), text)
@@ -162,7 +108,11 @@ def low_goodput(context: Context) -> Candidate:
     slots = max(0, replicas.ready) * context.policy.max_sequences
     use = _slot_use(context, slots)
     if slots == 0 or use < FULL_PERCENT:
-        return Candidate(GOODPUT, None, f"{text}; but {use} % of {slots} slots are used, so more would not help")
+        return Candidate(
+            GOODPUT,
+            None,
+            f"{text}; but {use} % of {slots} slots are used: the engines are ill, more of them would not help",
+        )
     if replicas.pending > 0 or replicas.ready < replicas.current:
         return Candidate(GOODPUT, None, f"{text}; {replicas.pending} replicas are on their way")
     settled = context.policy.goodput_window_s
@@ -204,6 +154,10 @@ def down(context: Context) -> Candidate:
     known = context.window.known_for(context.now)
     if not known >= settle:
         return Candidate(DOWN, None, f"demand is known for {known:.0f} of {settle:.0f} s")
+    if context.plant is not None:
+        wanted = expected(context)
+        fits = wanted.replicas is not None and wanted.replicas <= fewer
+        return Candidate(DOWN, fewer if fits else None, f"forecast: {wanted.detail}")
     peak = context.window.peak_demand(context.now - settle)
     serving = min(fewer, replicas.ready)
     slots = serving * policy.max_sequences
@@ -235,6 +189,23 @@ def to_zero(context: Context) -> Candidate:
     if context.window.peak_demand(context.now - after) > 0:
         return Candidate(TO_ZERO, None, f"there was demand within {after:.0f} s")
     return Candidate(TO_ZERO, 0, f"no request for {busiest.idle_s:.0f} s, says every gateway of {len(sample.gateways)}")
+
+
+def _for_queue(context: Context, sample: Sample, queued: int) -> tuple[int, str]:
+    """How many replicas serve what waits: by what a replica takes where that is known, else by slots.
+
+    What waits now is late before a new replica serves it, so it counts over a cold start, beside the load that goes on;
+    while the objective is met, the load that goes on is enough.
+    """
+    slots, plant = context.policy.max_sequences, context.plant
+    arrivals = context.arrivals[-round((SPARE_S if context.spare else SUSTAINED_S) / BIN_S) :]
+    if plant is None or not arrivals:
+        wanted = math.ceil((queued + sample.in_flight) / slots)
+        return wanted, f" need {wanted} × {slots} slots"
+    backlog = 0.0 if context.spare else queued / max(plant.cold_start_s, 1.0)
+    rate = sum(arrivals) / len(arrivals) + backlog
+    wanted = math.ceil(rate / plant.capacity)
+    return wanted, f", {rate:.3g} requests/s to serve need {wanted} replicas of {plant.capacity:.3g} requests/s"
 
 
 def _busy(context: Context, sample: Sample) -> str | None:

@@ -14,20 +14,21 @@ from headrace.scaling.candidates import (
     CURRENT,
     DOWN,
     FLOOR,
+    FORECAST,
     FROM_ZERO,
     GOODPUT,
     QUEUE_AGE,
     ROOM,
     TO_ZERO,
-    Context,
     candidates,
-    implausible,
 )
+from headrace.scaling.context import Context, implausible
 from headrace.scaling.types import Candidate, Decision, Guard, Memory, Policy, Reason, Refused, Replicas, iso
 from headrace.scaling.window import Window
 
 _REASONS = {
     FLOOR: Reason.MIN_REPLICAS,
+    FORECAST: Reason.FORECAST,
     QUEUE_AGE: Reason.QUEUE_AGE,
     GOODPUT: Reason.GOODPUT,
     FROM_ZERO: Reason.FROM_ZERO,
@@ -36,8 +37,9 @@ _REASONS = {
     DOWN: Reason.UNDERUSED,
     TO_ZERO: Reason.TO_ZERO,
 }
-_UPWARD = (FLOOR, FROM_ZERO, QUEUE_AGE, GOODPUT)
+_UPWARD = (FLOOR, FROM_ZERO, FORECAST, QUEUE_AGE, GOODPUT)
 _FORGET_REFUSAL_S = 3600.0
+_FILL_LESS, _FILL_AGAIN, _LEAST_FILL = 0.85, 1.005, 0.5  # at a step up for goodput; each minute; never less
 _OWN_CHANGE_S = 30.0  # a change that Kubernetes shows so soon after ours is ours
 
 
@@ -153,8 +155,8 @@ def _since_last_change(context: Context) -> tuple[float | None, float]:
     if ours is not None and after_up and (changed_at is None or changed_at <= ours + _OWN_CHANGE_S):
         return _passed(context.now, ours), context.policy.down_interval_s
     if changed_at is not None:
-        return max(0.0, context.now - changed_at), context.settle_s
-    return _passed(context.now, memory.up_at), context.settle_s
+        return max(0.0, context.now - changed_at), context.judged_s
+    return _passed(context.now, memory.up_at), context.judged_s
 
 
 def _passed(now: float, at: float | None) -> float | None:
@@ -188,12 +190,18 @@ def _watch_room(memory: Memory, replicas: Replicas, now: float) -> Memory:
 
 def _remember(context: Context, replicas: int, winner: Candidate) -> Memory:
     memory, now, current = context.memory, context.now, context.replicas.current
+    if context.chooses:
+        fill = min(1.0, memory.fill * _FILL_AGAIN)
+        memory = msgspec.structs.replace(memory, setting=context.setting, chosen_at=now, fill=fill)
     if winner.name == ROOM and replicas < current:
         tries = 1 if memory.refused is None else memory.refused.tries + 1
         wait = min(context.policy.retry_growth_max_s, context.policy.retry_growth_s * 2.0 ** min(tries - 1, 16))
         refused = Refused(ceiling=replicas, until=now + wait, tries=tries)
         return msgspec.structs.replace(memory, refused=refused, unschedulable_since=None)
     if replicas > current:
+        late = winner.name == GOODPUT  # full batches miss the targets: a replica is given less from now on
+        if late:
+            memory = msgspec.structs.replace(memory, fill=max(_LEAST_FILL, memory.fill * _FILL_LESS), chosen_at=None)
         return msgspec.structs.replace(memory, up_at=now)
     return msgspec.structs.replace(memory, down_at=now) if replicas < current else memory
 
@@ -213,6 +221,7 @@ def _inputs(context: Context) -> dict[str, int | float | str | None]:
         "inFlight": None if sample is None else sample.in_flight,
         "slotsPerReplica": context.policy.max_sequences,
         "missing": context.missing,
+        "capacityPerReplica": None if context.plant is None else context.plant.capacity,
     }
     if implausible(replicas, context.now) is None:
         figures["coldStartSeconds"] = replicas.cold_start_s

@@ -24,7 +24,8 @@ def _up(policy: Policy, current: int) -> str:
     full = f"{FULL_PERCENT} % of {slots} slots in use"
     return (
         f"when {waits} (or will in {AHEAD_S:.0f} s at the pace at which that grows); or when a class's goodput is "
-        f"below its objective over {show_seconds(policy.goodput_window_s)} with {full}"
+        f"below its objective over {show_seconds(policy.goodput_window_s)} with {full}; or, once it is known what a "
+        "replica takes, when the expected load takes more"
     )
 
 
@@ -39,7 +40,8 @@ def _down(policy: Policy, current: int, cold_start_s: float | None) -> str:
     most, share = policy.down_load_percent * slots // 100, f"{policy.down_load_percent} % of {slots} slots"
     return (
         f"when at most {most} requests at one time ({share} with {fewer}) were there for {show_seconds(held)} ({why}), "
-        "nothing waits, every replica is ready and every gateway and engine has told so without a gap"
+        "nothing waits, every replica is ready and every gateway and engine has told so without a gap; once it is "
+        "known what a replica takes, when the load expected for as long as was learned takes fewer"
     )
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from headrace.api.model import Model
 from headrace.api.slo import BUILTIN_SLO, ServiceLevelObjective
+from headrace.scaling.rehearsal import Setting
 
 ModelKey = tuple[str, str]
 """(namespace, name)."""
@@ -19,6 +20,7 @@ class Reason(str, Enum):
     """Why a decision is what it is; its value stands in conditions, Events and status."""
 
     STEADY = "Steady"  # the present number fits
+    FORECAST = "Forecast"  # the expected load takes more, or no longer takes so many
     QUEUE_AGE = "QueueAge"  # requests wait longer than their class allows, or are about to
     GOODPUT = "Goodput"  # full batches miss their targets
     FROM_ZERO = "FromZero"  # a request waits and nothing runs
@@ -218,6 +220,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     refused: Refused | None = None
     up_at: float | None = None  # last step up
     down_at: float | None = None  # last step down
+    setting: Setting | None = None  # the way to forecast that was chosen last; None: never
+    chosen_at: float | None = None
+    fill: float = 1.0  # of what a replica takes, that it is given
 
 
 class Candidate(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from headrace.scaling.load import Load, LoadState, Seen
 from headrace.scaling.types import Counters, Fault, FaultKind, GatewaySample, Policy, Sample
 
 RECENT_S = 30.0
@@ -68,6 +69,7 @@ class WindowState(msgspec.Struct, frozen=True, kw_only=True):
     flows: tuple[Flow, ...] = ()
     demand: tuple[tuple[float, int], ...] = ()
     baselines: dict[str, Baseline] = {}
+    load: LoadState = LoadState()
 
 
 class Window:
@@ -83,6 +85,7 @@ class Window:
         self._flows: deque[Flow] = deque(state.flows, maxlen=MOST_FLOWS)
         self._demand = Peaks(state.demand)
         self._baselines = dict(state.baselines)
+        self.load = Load(state.load)
 
     @property
     def latest(self) -> Sample | None:
@@ -102,7 +105,9 @@ class Window:
         """Remember a sample. One that is older than the newest means a clock that jumped: all is forgotten first."""
         if self.latest is not None and sample.at < self.latest.at:
             self._forget()
-        sample = self._count(sample)
+        queued_before = 0 if self.latest is None else self.latest.queued
+        sample, flow = self._count(sample)
+        self.load.add(_seen(sample, flow, sample.queued - queued_before))
         self.first_at = sample.at if self.first_at is None else self.first_at
         self._demand.add(sample.at, sample.in_flight + sample.queued)
         if sample.complete:
@@ -142,6 +147,7 @@ class Window:
             flows=tuple(self._flows),
             demand=self._demand.entries(),
             baselines=dict(self._baselines),
+            load=self.load.state(),
         )
 
     def _forget(self) -> None:
@@ -150,9 +156,10 @@ class Window:
         self._flows.clear()
         self._demand = Peaks()
         self._baselines.clear()
+        self.load = Load()
 
-    def _count(self, sample: Sample) -> Sample:
-        """Turn counters into a flow; a counter that went back is a Fault of the sample."""
+    def _count(self, sample: Sample) -> tuple[Sample, dict[str, Counters]]:
+        """Turn counters into a flow, by class; a counter that went back is a Fault of the sample."""
         flow: dict[str, Counters] = {}
         faults: list[Fault] = []
         for gateway in sample.gateways:
@@ -169,7 +176,9 @@ class Window:
             self._flows.append(Flow(sample.at, flow))
         while self._flows and self._flows[0].at < sample.at - FLOW_S:
             self._flows.popleft()
-        return msgspec.structs.replace(sample, faults=(*sample.faults, *faults)) if faults else sample
+        if faults:
+            sample = msgspec.structs.replace(sample, faults=(*sample.faults, *faults))
+        return sample, flow
 
     def _changes(self, gateway: GatewaySample, faults: list[Fault]) -> dict[str, Counters]:
         known = self._baselines.get(gateway.name)
@@ -186,6 +195,15 @@ class Window:
             else:
                 changes[name] = change
         return changes
+
+
+def _seen(sample: Sample, flow: dict[str, Counters], grown: int) -> Seen:
+    """What arrived began, was shed or waits. How fast replicas serve is read from whole samples alone."""
+    admitted = sum(counters.admitted for counters in flow.values())
+    arrived = max(0, admitted + sum(counters.shed for counters in flow.values()) + grown)
+    if not sample.complete:
+        return Seen(sample.at, arrived, 0.0, 0, 0, 0)
+    return Seen(sample.at, arrived, admitted, len(sample.engines), sample.in_flight, sample.queued)
 
 
 def _plus(a: Counters, b: Counters) -> Counters:

@@ -1,0 +1,72 @@
+"""What one replica can take, learned from service: requests a second with all its slots in use. Pure.
+
+A request takes longer the more others it shares a batch with: its time is alone + share x others, the batch's steps
+growing with its sequences. Both are fitted to the blocks of service (Little's law gives the time: requests in flight
+divided by requests a second), the newer ones weighing more. At S slots a replica then takes S / time(S) requests a
+second. The fit is asked only once a replica has been busy enough, and it stays between what was served already and
+what would be served if company cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from headrace.scaling.load import Block
+
+LEAST_SHARE = 0.4  # of the slots that must have been in use, on the mean over a block, before capacity is known
+LEAST_REQUESTS = 200
+LEAST_BLOCKS = 4
+FADE = 0.94  # weight of a block against the next one: half after five minutes or so
+NEAR = 0.8  # of the busiest block: what was served then is served again
+SATURATED = 0.9  # of a block with something waiting: replicas took all they could
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """What one replica takes; `per_second` None: not known, `detail` says why."""
+
+    per_second: float | None
+    detail: str
+
+
+def capacity(blocks: Sequence[Block], slots: int) -> Capacity:
+    """Of one replica with so many slots."""
+    used = [b for b in blocks if b.admitted > 0 and b.request_s > 0]
+    requests = sum(b.admitted for b in used)
+    if len(used) < LEAST_BLOCKS or requests < LEAST_REQUESTS:
+        return Capacity(None, f"{requests:.0f} of {LEAST_REQUESTS} requests were seen to learn from")
+    busiest = max(b.request_s / b.replica_s for b in used)
+    if busiest < LEAST_SHARE * slots:
+        return Capacity(None, f"at most {busiest:.1f} of {slots} slots of a replica were in use")
+    alone, share = _fit(used)
+    full = _full(used, slots)
+    rate = full / max(alone + share * full, 1e-9)
+    near = [b for b in used if b.request_s / b.replica_s >= NEAR * busiest]
+    began = sum(b.admitted for b in near)
+    served = began / sum(b.replica_s for b in near)
+    free = full * began / sum(b.request_s for b in near)  # if company cost nothing
+    rate = min(max(rate, min(served, free)), max(served, free))
+    return Capacity(rate, f"a replica takes {rate:.3g} requests/s with {full:.0f} slots in use")
+
+
+def _fit(blocks: Sequence[Block]) -> tuple[float, float]:
+    """(alone, share): seconds of a request alone, and more for each other one; neither below 0."""
+    weight = total_n = total_t = total_nn = total_nt = 0.0
+    fade = 1.0
+    for block in reversed(blocks):
+        n, time, w = block.request_s / block.replica_s, block.request_s / block.admitted, fade * block.admitted
+        weight, total_n, total_t = weight + w, total_n + w * n, total_t + w * time
+        total_nn, total_nt, fade = total_nn + w * n * n, total_nt + w * n * time, fade * FADE
+    mean_n, mean_t = total_n / weight, total_t / weight
+    spread = total_nn / weight - mean_n * mean_n
+    if spread <= 1e-3 * mean_n * mean_n:  # always the same number: no slope can be told
+        return mean_t, 0.0
+    share = min(max(0.0, (total_nt / weight - mean_n * mean_t) / spread), mean_t / mean_n)
+    return mean_t - share * mean_n, share
+
+
+def _full(blocks: Sequence[Block], slots: int) -> float:
+    """Requests in a replica that is full: its slots, or fewer where pages or prefill bind first."""
+    full = [b.request_s / b.replica_s for b in blocks[-20:] if b.queued_s >= SATURATED * b.span_s]
+    return min(float(slots), sum(full) / len(full)) if len(full) >= LEAST_BLOCKS else float(slots)
