@@ -357,7 +357,7 @@ class TestHints:
             assert set(state.holders) == {"g1", "g2"}
             assert state.oldest_waiting_s is not None
             assert state.queued_tokens > 0
-            assert parallel.join() == [200] * 3
+            assert parallel.close() == [200] * 3
         state = engine.until(lambda state: state.running == state.waiting == 0 and not state.holders)
         assert state.free + state.evictable == state.total
         assert state.queued_tokens == 0
@@ -394,13 +394,10 @@ class _Parallel:
         for thread in self._threads:
             thread.start()
 
-    def join(self) -> list[int | None]:
+    def close(self) -> list[int | None]:
         for thread in self._threads:
             thread.join()
         return self._statuses
-
-    def close(self) -> None:
-        self.join()
 
 
 class TestLeaving:
