@@ -69,6 +69,27 @@ def test_a_request_on_an_engine_whose_model_is_deleted_does_not_wait_for_another
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("generation", "status"), [(1, 503), (0, 200)], ids=["as-it-stands", "before-it-was-changed"])
+def test_a_model_that_cannot_start_is_told_at_once(generation: int, status: int) -> None:
+    stalled = {"type": "Stalled", "status": "True", "reason": "ParallelismUnsupported", "message": "2 ranks"}
+    told = {"status": {"conditions": [{**stalled, "observedGeneration": generation}]}}
+
+    async def main() -> None:
+        model = make_model()
+        world = make_world([type(model).model_validate(model.model_dump(by_alias=True) | told)])
+        async with serving(world) as gateway, FakeEngine() as engine:
+            request = asyncio.create_task(post(gateway))
+            if status == 200:
+                set_engines(world, engine)
+            answer = await asyncio.wait_for(request, 5)
+            assert answer.status_code == status
+            if status == 503:
+                assert "ParallelismUnsupported: 2 ranks" in answer.json()["error"]["message"]
+                assert answer.headers["retry-after"] == "60"
+
+    asyncio.run(main())
+
+
 def test_a_stream_outlives_its_key_its_tenants_quota_and_its_class() -> None:
     async def main() -> None:
         world = make_world(tenants=[make_tenant(quota={"concurrentRequests": 5})])

@@ -13,7 +13,7 @@ from headrace.gateway.endpoints import ClusterFeed, addresses, parse_all
 from headrace.gateway.world import Address, World
 from headrace.testing.fake_cluster import FakeCluster
 from headrace.testing.fake_engine import FakeEngine
-from headrace.testing.fake_world import CLASSES, eventually, serving
+from headrace.testing.fake_world import CLASSES, eventually, make_model, serving
 
 NAMESPACE = "team-a"
 KEY = (NAMESPACE, "m")
@@ -142,3 +142,9 @@ def test_a_restarted_gateway_holds_requests_for_a_model_at_zero() -> None:
                 await asyncio.gather(feed, return_exceptions=True)
 
     asyncio.run(main())
+
+
+def test_a_status_that_cannot_be_read_costs_only_the_status() -> None:
+    raw = make_model().model_dump(by_alias=True) | {"status": {"conditions": "of another version"}}
+    parsed = parse_all(Model, {("ns", "m"): raw})
+    assert parsed["ns", "m"].status.observed_generation == -1

@@ -35,11 +35,19 @@ def parse_all(kind: type[T], objects: Objects) -> dict[ObjectKey, T]:
         if raw.get("metadata", {}).get("deletionTimestamp"):
             continue
         try:
-            parsed[key] = kind.model_validate(raw)
+            parsed[key] = _parse(kind, raw)
         except ValidationError as error:
             fields = ", ".join(".".join(map(str, e["loc"])) for e in error.errors()[:5])
             logger.warning("%s was left out: it could not be read. object=%s fields=%s", kind.__name__, key, fields)
     return parsed
+
+
+def _parse(kind: type[T], raw: Mapping[str, Any]) -> T:
+    """An object; a status that cannot be read, as a newer operator may write it, counts as none."""
+    try:
+        return kind.model_validate(raw)
+    except ValidationError:
+        return kind.model_validate({name: part for name, part in raw.items() if name != "status"})
 
 
 def addresses(slices: Iterable[dict[str, Any]]) -> dict[ObjectKey, tuple[Address, ...]]:

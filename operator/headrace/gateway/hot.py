@@ -36,6 +36,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = dict[bytes, bytes]
 Decode = Callable[[bytearray], Body]
 _ONCE = (b"authorization", b"x-headrace-class", b"x-headrace-deadline-ms", b"content-encoding")
+STALLED_RETRY_S = 60.0  # somebody has to change the Model before another try can help
 UNREAD = 64 * 1024  # bytes of a refused request's body that are worth reading to keep its connection
 _DECODERS: dict[str, Decode] = {CHAT_PATH: decode_chat, COMPLETION_PATH: decode_completion}
 
@@ -147,6 +148,9 @@ class Gateway:
     async def _admit(self, call: Call, account: Account, down: Downstream) -> None:
         """Count, check, reserve, queue, relay. Raises RequestError, ClientGone."""
         settings, stage = self._settings, self._stage
+        if why := self._parts.world.why_none_will_serve(call.target.model):
+            told = f"the model {call.body.model!r} cannot start, and waiting will not help ({why})"
+            raise RequestError(Reason.NO_CAPACITY, told, retry_after=STALLED_RETRY_S)
         if call.body.streams:
             down.keep_alive(settings.hold_s, settings.beat_s)
         tokenizer = stage.counter.tokenizer(call.model)

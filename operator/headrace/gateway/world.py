@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from headrace.api.conditions import ConditionType
 from headrace.api.model import Model
 from headrace.api.slo import BUILTIN_SLO, ServiceClass, ServiceLevelObjective
 from headrace.api.tenant import Tenant
@@ -58,6 +59,17 @@ class World:
     def is_open(self, model: Model) -> bool:
         """True where the built-in objective holds: its class is open to every tenant."""
         return self._slo_of(model) is None
+
+    def why_none_will_serve(self, model: Model) -> str | None:
+        """What the operator says of a Model that no waiting can help: Stalled, as it stands, and nothing serves it."""
+        meta = model.metadata
+        if self.endpoints.get((meta.namespace, meta.name)):
+            return None
+        for condition in model.status.conditions:
+            stalled = (condition.type, condition.status) == (ConditionType.STALLED.value, "True")
+            if stalled and condition.observed_generation >= meta.generation:
+                return f"{condition.reason}: {condition.message}"
+        return None
 
     def _slo_of(self, model: Model) -> ServiceLevelObjective | None:
         ref = model.spec.service_level_ref
