@@ -199,18 +199,11 @@ def _remember(context: Context, replicas: int, winner: Candidate) -> Memory:
         refused = Refused(ceiling=replicas, until=now + wait, tries=tries)
         return msgspec.structs.replace(memory, refused=refused, unschedulable_since=None)
     if replicas > current:
-        if winner.name == GOODPUT and _late(context):  # full batches are late: a replica is given less from now on
+        late = winner.name == GOODPUT  # full batches miss the targets: a replica is given less from now on
+        if late:
             memory = msgspec.structs.replace(memory, fill=max(_LEAST_FILL, memory.fill * _FILL_LESS), chosen_at=None)
         return msgspec.structs.replace(memory, up_at=now)
     return msgspec.structs.replace(memory, down_at=now) if replicas < current else memory
-
-
-def _late(context: Context) -> bool:
-    """True where a class misses its objective by requests that began and ended late; what is shed asks for replicas."""
-    return any(
-        100 * (seen.offered - seen.good - seen.shed) > (100 - item.objective_percent) * seen.offered
-        for item, seen, _ in context.low_goodput()
-    )
 
 
 def _bounds(policy: Policy) -> str:
