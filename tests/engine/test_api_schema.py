@@ -135,6 +135,8 @@ COMPLETION_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "echo-number": ({"echo": 1}, "echo"),
     "top-logprobs": ({"top_logprobs": 1}, "top_logprobs"),
     "best-of": ({"best_of": 2}, "best_of"),
+    "best-of-as-a-truth": ({"best_of": True}, "best_of"),
+    "parallel-tools-as-a-number": ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
 }
 
 

@@ -241,8 +241,13 @@ def _named(text: str) -> RequestError:
 def _check_neutral(body: msgspec.Struct, table: dict[str, tuple[Any, ...]], prefix: str = "") -> None:
     for field, values in table.items():
         value = getattr(body, field, None)
-        if value is not None and value not in values:
+        if value is not None and not any(_same(value, neutral) for neutral in values):
             raise invalid(prefix + field, "is not supported by this engine; leave it out")
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equal as JSON: to Python, true equals 1."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
 
 
 def _between(field: str, value: float | None, low: float, high: float) -> None:
