@@ -31,7 +31,7 @@ demo-down: ## Remove all that the demo started
 
 test: ## All tests: unit, API server, engine, end to end; removes all it started
 	@$(CLUSTER) setup
-	@trap '$(CLUSTER) down --name test' EXIT; .venv/bin/pytest tests e2e
+	@trap '$(CLUSTER) down --name test 2>/dev/null || true' EXIT; .venv/bin/pytest tests e2e
 
 test-fast: venv ## Tests that need no cluster and no API server
 	@.venv/bin/pytest tests -m "not apiserver and not e2e"

@@ -1,7 +1,8 @@
-"""One cluster and one installation for all end-to-end tests of a run."""
+"""One cluster and one installation for all end-to-end tests of a run, gone at its end unless HEADRACE_KEEP is set."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from rig import samples
 from rig.chat import Endpoint
 from rig.install import install, new_key
 from rig.stage import Stage
-from rig.world import open_world
+from rig.world import close_world, open_world
 
 RELEASE = "headrace-e2e"
 TEAM = "team-e2e"
@@ -26,3 +27,5 @@ def stage() -> Iterator[Stage]:
     world.kube.apply(samples.slo(), namespace=TEAM)
     with world.gateway(RELEASE) as url:
         yield Stage(world.kube, RELEASE, TEAM, Endpoint(url, key.secret), key)
+    if not os.environ.get("HEADRACE_KEEP"):
+        close_world("test", [RELEASE], [TEAM])
