@@ -53,7 +53,7 @@ class ChatMaker:
             return Chat(system, self._follow_up())
         if kind < 0.965:
             return Chat(system, self._turns(self._rng.randint(2, 6)))
-        if kind < 0.975:
+        if kind < 0.97:
             return Chat(system, self._turns(self._rng.randint(7, 24)))
         return self._long()
 
@@ -119,9 +119,9 @@ class ChatMaker:
 
     def _turn(self, before: tuple[Turn, ...]) -> Turn:
         kind = self._rng.random()
-        if kind < 0.34:
+        if kind < 0.32:
             return self._define(self._rng.choice(self._corpus.terms))
-        if kind < 0.45:
+        if kind < 0.42:
             return self._reason()
         if kind < 0.79:
             return self._intent(clear=not any(t.topic for t in before))

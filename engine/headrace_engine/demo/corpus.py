@@ -27,12 +27,13 @@ class Term:
 
 @dataclass(frozen=True)
 class Intent:
-    """A hand-written intent: phrasings for training (`say`) and phrasings kept for the evaluation (`held`)."""
+    """A hand-written intent: phrasings for training (`say`) and two sets kept for the evaluation (`held`, `fresh`)."""
 
     id: str
     answer: str
     say: tuple[str, ...]
     held: tuple[str, ...]
+    fresh: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Corpus:
 
     def kept(self) -> frozenset[str]:
         """Every question of the evaluation without case and punctuation: training never sees one of them."""
-        questions = [text for intent in self.intents for text in intent.held]
+        questions = [text for intent in self.intents for text in intent.held + intent.fresh]
         questions += self.unknown.questions.held
         for phrases in self.templates.values():
             for template in phrases.held:
@@ -130,10 +131,14 @@ def _term(key: str, row: dict[str, Any]) -> Term:
 
 def _intents() -> tuple[Intent, ...]:
     rows = _read("intents.toml")
-    blocked = {normal(text) for row in rows.values() for text in row["held"]}
+    blocked = {normal(text) for row in rows.values() for text in row["held"] + row["fresh"]}
     return tuple(
         Intent(
-            key, row["answer"], tuple(t for t in _expanded(row["say"]) if normal(t) not in blocked), tuple(row["held"])
+            key,
+            row["answer"],
+            tuple(text for text in _expanded(row["say"]) if normal(text) not in blocked),
+            tuple(row["held"]),
+            tuple(row["fresh"]),
         )
         for key, row in rows.items()
     )
