@@ -37,6 +37,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
     min_tokens: int = 0  # output tokens before which no stop id is drawn
     logprobs: int | None = None  # likeliest tokens reported with each drawn one; None: nothing is reported
+    prompt_logprobs: int | None = None  # the same for each token of the prompt but the first
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
@@ -77,6 +78,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     tokens: list[int] = []
     logprobs: list[TokenLogprob] = []  # one a token, if asked for
+    prompt_logprobs: list[TokenLogprob] = []  # if asked for: with the first tokens, one a prompt token after the first
     cached: int = 0  # prompt tokens served from the prefix cache (on the first Delta and on the last)
     finish: Finish | None = None
     error: Reason | None = None

@@ -32,6 +32,8 @@ def obtainable(pool: BlockPool, victims: Series[Sequence], hits: Series[int]) ->
 
 def is_being_computed(seq: Sequence, running: Series[Sequence], pool: BlockPool) -> bool:
     """Is one before it in the order computing the next block that it needs? Then it soon hits instead."""
+    if seq.scores:
+        return False
     keys = seq.keys_of((seq.known - 1) // PAGE_TOKENS)
     at = len(pool.lookup(keys))
     return at < len(keys) and any(

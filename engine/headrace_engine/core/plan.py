@@ -50,6 +50,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     tokens: dict[int, list[int]]
     logprobs: dict[int, list[TokenLogprob]] = {}  # of rows that ask for them, one a token
+    # Of rows that ask for them: one for each prompt token that follows a computed one, in order.
+    prompt_logprobs: dict[int, list[TokenLogprob]] = {}
     failed: dict[int, Reason] = {}
     ms: float = 0.0  # the step's own time, without waiting for earlier steps
 

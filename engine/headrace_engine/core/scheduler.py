@@ -25,6 +25,7 @@ from headrace_wire.protocol import PAGE_TOKENS, Delta, Finish, Submit, TokenLogp
 from headrace_wire.reasons import Reason
 
 MAX_HELD = 16  # sequences that one step passes over because their prefix is being computed
+MAX_SCORED = 64  # prompt tokens of one step that are reported on: each costs a row of logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,7 @@ class Scheduler:
         self._drop: list[int] = []
         self._draft: dict[Sequence, int] = {}  # tokens given in the step being planned
         self._budget = 0
+        self._scored_budget = 0
 
     # -- requests
 
@@ -152,6 +154,7 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step; None when nothing can be computed now (then collect what is in flight)."""
         self._budget = self.limits.max_batch_tokens
+        self._scored_budget = MAX_SCORED
         self._draft = {}
         blocked = self._plan_decodes()
         if self.pace is not None and self._draft:
@@ -194,6 +197,9 @@ class Scheduler:
 
     def _give(self, seq: Sequence, want: int) -> None:
         count = min(want, self._budget)
+        if seq.scores and want > 1:
+            count = min(count, self._scored_budget)
+            self._scored_budget -= count
         if count > 0:
             self._draft[seq] = count
             self._budget -= count
@@ -235,7 +241,7 @@ class Scheduler:
 
     def _admit(self, seq: Sequence) -> bool:
         """Give the first waiting sequence a row and all pages of its prompt, or leave everything as it is."""
-        hits = self.pool.lookup(seq.keys_of((seq.known - 1) // PAGE_TOKENS))
+        hits = [] if seq.scores else self.pool.lookup(seq.keys_of((seq.known - 1) // PAGE_TOKENS))
         if not self._make_room(seq, hits):
             return False
         self.pool.acquire(hits)
@@ -312,6 +318,7 @@ class Scheduler:
                 deltas.append(self._end(seq, error=result.failed[item.row]))
                 continue
             seq.done = item.end
+            seq.scored(item.end, result.prompt_logprobs.get(item.row, []))
             self._publish(seq)
             if item.sample:
                 deltas.append(self._accept(seq, result.tokens[item.row], result.logprobs.get(item.row)))
@@ -335,6 +342,7 @@ class Scheduler:
 
     def _accept(self, seq: Sequence, tokens: list[int], logprobs: list[TokenLogprob] | None) -> Delta:
         first = seq.known == seq.prompt
+        scored = seq.prompt_logprobs if first else []
         seq.pending -= 1
         seq.tokens.extend(tokens)
         if first:
@@ -347,7 +355,9 @@ class Scheduler:
         if finish is not None:
             self._leave(seq)
         cached = seq.cached if first or finish is not None else 0
-        return Delta(id=seq.id, tokens=tokens, logprobs=logprobs or [], cached=cached, finish=finish)
+        return Delta(
+            id=seq.id, tokens=tokens, logprobs=logprobs or [], prompt_logprobs=scored, cached=cached, finish=finish
+        )
 
     def _end(self, seq: Sequence, error: Reason) -> Delta:
         """End a request that did not finish."""

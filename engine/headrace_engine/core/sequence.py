@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from headrace_wire.keys import block_key, chain_root
-from headrace_wire.protocol import PAGE_TOKENS, Sampling, Submit
+from headrace_wire.protocol import PAGE_TOKENS, Sampling, Submit, TokenLogprob
 
 
 def pages_for(tokens: int) -> int:
@@ -37,6 +37,7 @@ class Sequence:
         "pages",
         "pending",
         "prompt",
+        "prompt_logprobs",
         "published",
         "root",
         "row",
@@ -55,6 +56,7 @@ class Sequence:
         self.id = submit.id
         self.holder = submit.holder
         self.sampling: Sampling = submit.sampling
+        self.prompt_logprobs: list[TokenLogprob] = []  # so far, of its second prompt token on
         self.stop_ids = frozenset(submit.stop_ids)
         self.tokens = array("i", submit.tokens)
         self.prompt = len(self.tokens)
@@ -82,6 +84,16 @@ class Sequence:
     def priority(self) -> int:
         """Higher goes first."""
         return -self.order[0]
+
+    @property
+    def scores(self) -> bool:
+        """Is its prompt reported on? Then all of it is computed, whatever is cached."""
+        return self.sampling.prompt_logprobs is not None
+
+    def scored(self, end: int, logprobs: list[TokenLogprob]) -> None:
+        """Logprobs of prompt tokens, the last of them after `end` computed tokens; what is known already is skipped."""
+        first = min(end, self.prompt - 1) - len(logprobs)  # prompt tokens with logprobs before these
+        self.prompt_logprobs += logprobs[max(0, len(self.prompt_logprobs) - first) :]
 
     @property
     def known(self) -> int:

@@ -42,6 +42,12 @@ class Row:
         """The block table."""
         return self._page_buffer[: self.page_count]
 
+    def scored(self, step: RowStep) -> int:
+        """Leading tokens of a step whose logits are those of a prompt token that is reported on."""
+        if self.sampling.prompt_logprobs is None:
+            return 0
+        return max(0, min(step.count, self.prompt - 1 - step.start))
+
     def append_token(self, token: int) -> None:
         """A sampled token."""
         if self.length == len(self._token_buffer):
@@ -77,18 +83,27 @@ def build(steps: list[RowStep], rows: dict[int, Row]) -> Batch:
     row_of = np.repeat(np.arange(len(steps)), counts)
     slots = table[row_of, positions // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS + positions % PAGE_TOKENS
     contexts = starts + counts
-    sampled = np.array([step.sample for step in steps], bool)
     meta = AttentionMeta(
         decode_rows=int((counts == 1).sum()),
         query_start=torch.from_numpy(query_start),
         context_len=torch.from_numpy(contexts),
-        logit_rows=torch.from_numpy(query_start[1:][sampled].astype(np.int64) - 1),
+        logit_rows=torch.from_numpy(_logit_rows(steps, rows, query_start)),
         pages=[torch.from_numpy(table)],
         slots=[torch.from_numpy(slots)],
         max_query=int(counts.max()),
         max_context=int(contexts.max()),
     )
     return Batch(torch.from_numpy(_tokens(steps, rows, total)), torch.from_numpy(positions), meta)
+
+
+def _logit_rows(steps: list[RowStep], rows: dict[int, Row], query_start: Ints) -> npt.NDArray[np.int64]:
+    """Tokens of the step whose logits are wanted, ascending: of each row the scored ones, then the sampled one."""
+    wanted: list[int] = []
+    for step, first, end in zip(steps, query_start[:-1].tolist(), query_start[1:].tolist(), strict=True):
+        wanted += range(first, first + rows[step.row].scored(step))
+        if step.sample:
+            wanted.append(end - 1)
+    return np.array(wanted, np.int64)
 
 
 def _tokens(steps: list[RowStep], rows: dict[int, Row], total: int) -> npt.NDArray[np.int64]:

@@ -7,12 +7,13 @@ import time
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from headrace_engine.attention.base import Attention, LayerKv
 from headrace_engine.core.plan import KvSpec, RowStep, StepPlan, StepResult
 from headrace_engine.models.decoder import Decoder
 from headrace_engine.runner.rows import Row, build
-from headrace_engine.runner.sampler import Draw, logprobs, sample
+from headrace_engine.runner.sampler import Draw, logprobs, report, sample
 from headrace_wire.protocol import TokenLogprob
 from headrace_wire.reasons import Reason
 
@@ -22,8 +23,9 @@ log = logging.getLogger(__name__)
 class Drawn(NamedTuple):
     """What a step brought for one row."""
 
-    token: int
-    logprob: TokenLogprob | None  # if asked for
+    token: int | None  # None: the prompt goes on
+    logprob: TokenLogprob | None = None  # if asked for
+    prompt: list[TokenLogprob] = []  # if asked for: of the prompt tokens after the computed ones
 
 
 class TorchRunner:
@@ -64,12 +66,14 @@ class TorchRunner:
         except Exception:
             log.exception("step failed", extra={"step": plan.number, "rows": len(plan.steps)})
             tokens = self._compute_alone(plan.steps, failed)
-        for row, drawn in tokens.items():
-            self._rows[row].append_token(drawn.token)
+        sampled = {row: drawn.token for row, drawn in tokens.items() if drawn.token is not None}
+        for row, token in sampled.items():
+            self._rows[row].append_token(token)
         return StepResult(
             number=plan.number,
-            tokens={row: [drawn.token] for row, drawn in tokens.items()},
+            tokens={row: [token] for row, token in sampled.items()},
             logprobs={row: [drawn.logprob] for row, drawn in tokens.items() if drawn.logprob is not None},
+            prompt_logprobs={row: drawn.prompt for row, drawn in tokens.items() if drawn.prompt},
             failed=failed,
             ms=(time.perf_counter() - began) * 1000.0,
         )
@@ -90,13 +94,35 @@ class TorchRunner:
         """The sampled token by row."""
         batch = build(steps, self._rows)
         logits = self._model(batch.tokens, batch.positions, batch.meta, self._attention, self._layers)
+        scored, logits = self._scored(steps, logits)
+        found = {row: Drawn(None, prompt=entries) for row, entries in scored.items()}
         sampled = [step for step in steps if step.sample]
         if not sampled:
-            return {}
+            return found
         draws = [self._draw(step) for step in sampled]
         tokens = sample(logits, draws)
         reported = logprobs(logits, draws, tokens)
-        return {step.row: Drawn(tokens[i], reported.get(i)) for i, step in enumerate(sampled)}
+        drawn = {step.row: Drawn(tokens[i], reported.get(i)) for i, step in enumerate(sampled)}
+        return found | {row: one._replace(prompt=scored.get(row, [])) for row, one in drawn.items()}
+
+    def _scored(self, steps: list[RowStep], logits: Tensor) -> tuple[dict[int, list[TokenLogprob]], Tensor]:
+        """Logprobs of the prompt tokens that rows ask for, and the logits of the sampled tokens alone."""
+        counts = [self._rows[step.row].scored(step) for step in steps]
+        if not any(counts):
+            return {}, logits
+        found: dict[int, list[TokenLogprob]] = {}
+        sampled: list[int] = []
+        at = 0
+        for step, count in zip(steps, counts, strict=True):
+            if count:
+                row = self._rows[step.row]
+                following = row.tokens[step.start + 1 : step.start + 1 + count].tolist()
+                found[step.row] = report(logits[at : at + count], following, row.sampling.prompt_logprobs or 0)
+            at += count
+            if step.sample:
+                sampled.append(at)
+                at += 1
+        return found, logits[sampled]
 
     def _draw(self, step: RowStep) -> Draw:
         row = self._rows[step.row]

@@ -75,6 +75,13 @@ def logprobs(logits: Tensor, draws: list[Draw], drawn: list[int]) -> dict[int, T
     return found
 
 
+def report(logits: Tensor, tokens: list[int], top: int) -> list[TokenLogprob]:
+    """Logprobs of given tokens, one a row of `logits` (fp32 [rows, vocab]), with the `top` likeliest of each row."""
+    draw = Draw(Sampling(logprobs=top), 0)
+    found = logprobs(logits, [draw] * len(tokens), tokens)
+    return [found[i] for i in range(len(tokens))]
+
+
 def _noisy(logits: Tensor, draws: list[Draw]) -> Tensor:
     """Scaled and cut logits plus Gumbel noise: the largest is a draw from their softmax."""
     vocab = logits.shape[1]
