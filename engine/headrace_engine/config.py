@@ -26,3 +26,13 @@ class EngineConfig:
     def page_tokens(self) -> int:
         """Tokens in one page of KV: the same on every backend."""
         return PAGE_TOKENS
+
+    @property
+    def contradiction(self) -> str:
+        """Why no engine can run with these settings; empty where one can."""
+        if self.max_batch_tokens >= self.max_sequences:
+            return ""
+        return (
+            f"--max-batch-tokens is {self.max_batch_tokens}, below --max-sequences, which is {self.max_sequences}: "
+            "each running sequence takes a token of every step; raise the one or lower the other"
+        )

@@ -140,6 +140,9 @@ def run_serve(args: argparse.Namespace) -> int:
 
     folder = DEMO if args.path == BUILTIN else Path(args.path)
     name = args.served_model_name or ("demo" if args.path == BUILTIN else folder.resolve().name)
+    config = _config(args, folder, name)
+    if config.contradiction:
+        return _failed(StartError("ConfigInvalid", config.contradiction))
     try:
         valid = validate(folder)
         settings = Settings(args.host, args.port, max(0.0, args.drain_seconds), defaults=read_defaults(folder))
@@ -150,7 +153,6 @@ def run_serve(args: argparse.Namespace) -> int:
         return _failed(
             StartError("AddressInvalid", f"{args.host}:{args.port}: {error.strerror}; choose another --port")
         )
-    config = _config(args, folder, name)
     _report_threads(config)
     engine = Engine(config, settings, valid.tokenizer, run)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

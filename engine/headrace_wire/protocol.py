@@ -116,6 +116,20 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     queued_tokens: int = 0  # prompt tokens not yet prefilled
 
 
+class CacheState(msgspec.Struct, frozen=True, kw_only=True):
+    """The prefix cache of an engine: what it holds now, and what it was worth since the start.
+
+    Hits are counted in tokens, once a request, when it is first admitted: recomputing after a preemption is none.
+    """
+
+    blocks: int = 0  # pages that can be found by key, held by somebody or not
+    bytes: int = 0  # of their KV
+    asked_tokens: int = 0  # prompt tokens of requests that began
+    hit_tokens: int = 0  # of them, found
+    saved_prefill_s: float = 0.0  # that computing these would have taken, by the engine's step-time model
+    evictions: dict[str, int] = {}  # blocks by reason: room, parent (unreachable without it), reset
+
+
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /headrace/v1/state`: what routing, conformance and scaling need to know of one engine."""
 
@@ -140,6 +154,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     pending_step_age_ms: float = 0.0  # how long the step in flight has been running
     preemptions: int = 0  # since start
     startup_s: float = 0.0  # process start to ready
+    cache: CacheState = CacheState()
 
 
 class RequestHints(msgspec.Struct, frozen=True, kw_only=True):

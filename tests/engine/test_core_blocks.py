@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace_engine.core.blocks import BlockPool
+from headrace_engine.core.blocks import BlockPool, Eviction
 
 
 def key(name: str) -> bytes:
@@ -58,7 +58,7 @@ def test_the_least_recently_used_chain_goes_first() -> None:
     pool.allocate(2)
     assert pool.lookup([key("a")]) == []
     assert pool.lookup([key("x"), key("y")]) == new
-    assert pool.evicted == 2
+    assert pool.evictions == {Eviction.ROOM: 2, Eviction.PARENT: 0, Eviction.RESET: 0}
 
 
 def test_a_lookup_stops_at_the_first_miss() -> None:
@@ -85,6 +85,8 @@ def test_a_child_never_outlives_its_parent_in_the_index() -> None:
     assert pool.allocate(2) is not None  # evicts page 1
     assert not pool.is_cached(key("a"))
     assert not pool.is_cached(key("b")), "unreachable without its parent"
+    assert pool.evictions == {Eviction.ROOM: 1, Eviction.PARENT: 1, Eviction.RESET: 0}
+    assert pool.indexed == 0
 
 
 def test_a_parent_that_was_evicted_is_published_again_by_who_still_holds_it() -> None:
@@ -143,6 +145,7 @@ def test_a_reset_forgets_all_prefixes_but_takes_nothing_from_holders() -> None:
     pool.release(freed)
     pool.reset()
     assert pool.lookup([key("a")]) == pool.lookup([key("c")]) == []
-    assert (pool.used, pool.available, pool.cached) == (2, 2, 0)
+    assert (pool.used, pool.available, pool.cached, pool.indexed) == (2, 2, 0, 0)
+    assert pool.evictions == {Eviction.ROOM: 0, Eviction.PARENT: 0, Eviction.RESET: 4}
     pool.release(held)
     assert pool.available == 4

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import pytest
 
+from headrace_engine.core.budget import Pace, work_of
+from headrace_engine.core.plan import KvSpec
 from headrace_engine.core.state import Identity, Reporter, cache_root, held_by
 from headrace_engine.runner.driven import Driven, prompt
 from headrace_engine.runner.fake import fake_kv, generate
-from headrace_wire.protocol import Finish, ModelInfo
+from headrace_wire.protocol import Finish, KvGroup, ModelInfo
 from headrace_wire.reasons import Reason
 
 STATES = ["queued", "half-prefilled", "decoding", "preempted"]
@@ -97,6 +100,29 @@ def test_draining_refuses_new_requests_and_finishes_old_ones() -> None:
     assert world.end("old").finish is Finish.LENGTH
 
 
+def test_requests_that_ended_are_not_kept_until_their_deadline() -> None:
+    world = Driven(pages=16, sequences=4)
+    seqs: list[weakref.ref[Any]] = []
+    for i in range(50):
+        world.submit(f"r{i}", prompt(70, seed=i), max_tokens=2, left_ms=3_600_000.0)
+        seqs.append(weakref.ref(world.scheduler.waiting[-1]))
+        world.run()
+    assert not any(ref() for ref in seqs)
+    world.take(world.scheduler.expire(3_600.0))
+    assert all(world.end(f"r{i}").finish for i in range(50))
+
+
+def test_the_deadline_of_an_ended_request_is_not_that_of_a_later_one_under_its_id() -> None:
+    world = Driven()
+    world.submit("a", prompt(5), left_ms=100.0)
+    world.run()
+    world.deltas.clear()
+    world.submit("a", prompt(5), left_ms=5000.0)
+    world.take(world.scheduler.expire(1.0))
+    world.run()
+    assert world.end("a").finish is Finish.LENGTH
+
+
 def test_many_short_requests_leave_no_trace() -> None:
     world = Driven(pages=16, sequences=4)
     for i in range(2000):
@@ -140,6 +166,41 @@ def test_the_report_counts_what_is_there() -> None:
     assert state.oldest_waiting_s is None
     assert state.free + state.evictable == 20
     assert state.evictable == 4  # three full blocks of a, one of b
+
+
+def test_the_report_says_what_the_prefix_cache_was_worth() -> None:
+    pace = Pace()
+    world = Driven(pages=8, sequences=2, budget=512, pace=pace)
+    kv = KvSpec(
+        pages=8, groups=[KvGroup(layers=2, bytes_per_token=100), KvGroup(layers=1, bytes_per_token=28)], layout="x"
+    )
+    reporter = Reporter(Identity(ModelInfo(name="m"), kv, "i"), pace.times)
+
+    def run(name: str, tokens: list[int], max_tokens: int = 40) -> None:
+        world.submit(name, tokens, max_tokens=max_tokens)
+        while world.scheduler.busy:
+            plan = world.step()
+            assert plan is not None
+            work = work_of(plan)
+            reporter.observe(plan, 0.001 + 0.0005 * work.prefill)
+
+    run("cold", prompt(200))
+    cache = reporter.state(world.scheduler, 0.0).cache
+    assert (cache.blocks, cache.bytes) == (3, 3 * 64 * 128)
+    assert (cache.asked_tokens, cache.hit_tokens, cache.saved_prefill_s) == (200, 0, 0.0)
+    run("other", prompt(100, seed=5))
+    run("warm", prompt(200))
+    cache = reporter.state(world.scheduler, 0.0).cache
+    assert (cache.asked_tokens, cache.hit_tokens) == (500, 192)
+    assert cache.saved_prefill_s == pytest.approx(192 * 0.0005, rel=0.1)
+    assert cache.evictions == {"room": 0, "parent": 0, "reset": 0}
+    run("large", prompt(500, seed=7), 10)
+    cache = reporter.state(world.scheduler, 0.0).cache
+    assert cache.evictions["room"] + cache.evictions["parent"] >= 3
+    world.scheduler.reset_cache(reporter.next_epoch())
+    after = reporter.state(world.scheduler, 0.0).cache
+    assert after.evictions["reset"] == cache.blocks > 0
+    assert (after.blocks, after.bytes, after.hit_tokens) == (0, 0, 192)
 
 
 def test_a_shared_page_is_charged_once() -> None:

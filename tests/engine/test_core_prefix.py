@@ -87,6 +87,8 @@ def test_recomputing_is_not_a_cache_hit() -> None:
     world.run()
     assert world.scheduler.preemptions == 1
     assert world.end("low").cached == 0
+    reuse = world.scheduler.reuse
+    assert (reuse.asked_tokens, reuse.hit_tokens) == (205, 0), "nor is its prompt counted twice"
 
 
 def test_a_block_of_a_failed_step_is_never_found() -> None:

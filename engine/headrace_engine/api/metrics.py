@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from headrace_engine.api.mailbox import Mailbox
-from headrace_wire.protocol import Delta, EngineState
+from headrace_wire.protocol import CacheState, Delta, EngineState
 
 TTFT_EDGES = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)  # s
 ITL_EDGES = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)  # s
@@ -44,10 +44,24 @@ class _StateCollector(Collector):
         preemptions = CounterMetricFamily("headrace_engine_preemptions", "Sequences preempted and recomputed")
         preemptions.add_metric([], state.preemptions)
         yield preemptions
+        yield from _cache(state.cache)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, value=value)
+
+
+def _cache(cache: CacheState) -> Iterator[Metric]:
+    name = "headrace_engine_prefix_cache"
+    yield _gauge(f"{name}_bytes", "KV that can be found by its prefix, in use or not", cache.bytes)
+    yield CounterMetricFamily(f"{name}_asked_tokens", "Prompt tokens looked up, once a request", cache.asked_tokens)
+    yield CounterMetricFamily(f"{name}_hit_tokens", "Of them, found", cache.hit_tokens)
+    saved = "Prefill not computed because it was found, by the step-time model"
+    yield CounterMetricFamily(f"{name}_saved_prefill_seconds", saved, cache.saved_prefill_s)
+    evictions = CounterMetricFamily(f"{name}_evictions", "Blocks that lost their place, by reason", labels=["reason"])
+    for reason, count in cache.evictions.items():
+        evictions.add_metric([reason], count)
+    yield evictions
 
 
 class Metrics:

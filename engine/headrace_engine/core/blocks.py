@@ -9,8 +9,17 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from enum import Enum
 
 NO_PAGE = 0  # the dummy page: never handed out
+
+
+class Eviction(str, Enum):
+    """Why a block lost its place in the prefix index."""
+
+    ROOM = "room"  # its page was needed
+    PARENT = "parent"  # a block above it went, so nothing leads to it any more
+    RESET = "reset"  # another epoch began
 
 
 class BlockPool:
@@ -24,7 +33,7 @@ class BlockPool:
     def __init__(self, total: int):
         self.total = total
         self.used = 0  # pages with references
-        self.evicted = 0  # blocks that lost their place for want of room, since start
+        self.evictions = dict.fromkeys(Eviction, 0)  # blocks since start
         self._refs = [0] * (total + 1)
         self._keys: list[bytes | None] = [None] * (total + 1)
         self._children: dict[int, set[int]] = {}
@@ -53,6 +62,11 @@ class BlockPool:
         """Unreferenced pages that hold a cached prefix, fenced ones included."""
         return len(self._evictable) + sum(1 for p in self._fenced if self._refs[p] == 0 and self._keys[p] is not None)
 
+    @property
+    def indexed(self) -> int:
+        """Blocks in the prefix index, whether somebody holds their pages or not."""
+        return len(self._index)
+
     def references(self, page: int) -> int:
         """How many sequences hold the page."""
         return self._refs[page]
@@ -80,7 +94,6 @@ class BlockPool:
             return None
         while len(self._free) < count:
             self._evict(next(iter(self._evictable)))
-            self.evicted += 1
         pages = [heapq.heappop(self._free) for _ in range(count)]
         for page in pages:
             self._refs[page] = 1
@@ -145,6 +158,7 @@ class BlockPool:
 
     def reset(self) -> None:
         """Forget every cached block; pages in use stay with their holders, unlisted."""
+        self.evictions[Eviction.RESET] += len(self._index)
         self._index.clear()
         self._children.clear()
         self._keys = [None] * (self.total + 1)
@@ -167,12 +181,15 @@ class BlockPool:
             if not self._children[parent]:
                 del self._children[parent]
         below = [page]
+        reason = Eviction.ROOM
         while below:
             page = below.pop()
             below.extend(self._children.pop(page, ()))
             key = self._keys[page]
             if key is not None:
                 del self._index[key]
+                self.evictions[reason] += 1
+            reason = Eviction.PARENT
             self._keys[page] = None
             self._parent[page] = NO_PAGE
             if page in self._evictable:

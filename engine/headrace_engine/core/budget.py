@@ -1,23 +1,26 @@
 """How long a step takes, learnt from the engine's own steps, and how much prefill fits beside running streams.
 
-The model is t = a + b · rows that decode + c · tokens of context + d · prompt tokens, fitted by recursive least squares
-of relative errors, which forget slowly; where noise makes a coefficient negative it counts as zero. Pure: times are
-arguments.
+The model is t = a + b · rows that decode + c · tokens of context + d · prompt tokens + e · tokens that these attend to,
+fitted by recursive least squares of relative errors, which forget slowly; where noise makes a coefficient negative it
+counts as zero. Pure: times are arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass
 
 from headrace_engine.core.plan import StepPlan
-from headrace_engine.core.sequence import Sequence
 
 FORGET = 0.995  # weight of an observation after one more step
 LEAST_SECONDS = 1e-4  # a step is taken to last
 LEAST_STEPS = 8  # observed before the fit is believed
 FLOOR_TOKENS = 32  # prompt tokens that a step computes whatever the targets say: prompts never starve
-_SCALES = (1.0, 16.0, 4096.0, 256.0)  # features are divided by these, so that they are of one size
+PROBE_TOKENS = 64  # prompt tokens of a step beside streams as long as nothing is known of its time
+# Without a target, a step with prompts takes this many times what its streams alone would take: a stream's gaps stay
+# well below five times their median, and prompts get two thirds of the machine.
+STRETCH = 3.0
+_SCALES = (1.0, 16.0, 4096.0, 256.0, 4096.0 * 256.0)  # features are divided by these, so that they are of one size
 _DOUBT = 1e3  # about a coefficient of which nothing is known, in variances of one observation
 _RENEWED_DOUBT = 0.01  # up to which forgetting lets doubt grow again, about what steps no longer show
 
@@ -29,29 +32,40 @@ class StepWork:
     decodes: int  # rows with one token
     context: int  # tokens of context over all rows
     prefill: int  # prompt tokens
+    attended: float = 0.0  # tokens before them in their own sequences, over all prompt tokens
 
     def features(self) -> tuple[float, ...]:
         """Scaled, the constant first."""
-        raw = (1.0, self.decodes, self.context, self.prefill)
+        raw = (1.0, self.decodes, self.context, self.prefill, self.attended)
         return tuple(value / scale for value, scale in zip(raw, _SCALES, strict=True))
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Running sequences that decode, and the prompt that would be computed beside them."""
+
+    rows: int = 0
+    context: int = 0  # tokens
+    target_s: float | None = None  # the strictest between two tokens; None: none of them has one
+    depth: int = 0  # tokens of the next prompt that are computed already
+
+
+def chunk_attends(start: int, count: int) -> float:
+    """Tokens that a chunk's tokens attend to, summed over them."""
+    return count * (start + count / 2)
 
 
 def work_of(plan: StepPlan) -> StepWork:
     """What a plan computes; a prompt's chunk of one token counts as a row that decodes, which it is to the runner."""
-    context = sum(step.start + step.count for step in plan.steps)
-    chunks = [step.count for step in plan.steps if step.count > 1]
-    return StepWork(len(plan.steps) - len(chunks), context, sum(chunks))
-
-
-def beside(streams: Iterable[Sequence]) -> tuple[int, int, float | None]:
-    """Rows, tokens of context and strictest target (s between tokens, None: none has one) of running streams."""
-    rows, context, target = 0, 0, float("inf")
-    for seq in streams:
-        rows += 1
-        context += seq.computed + 1
-        if seq.submit.tpot_ms is not None:
-            target = min(target, seq.submit.tpot_ms / 1000.0)
-    return rows, context, target if target < float("inf") else None
+    decodes, context, prefill, attended = 0, 0, 0, 0.0
+    for step in plan.steps:
+        context += step.start + step.count
+        if step.count == 1:
+            decodes += 1
+        else:
+            prefill += step.count
+            attended += chunk_attends(step.start, step.count)
+    return StepWork(decodes, context, prefill, attended)
 
 
 class StepTimes:
@@ -89,39 +103,67 @@ class StepTimes:
         """Seconds, never negative."""
         return sum(max(0.0, a) * b for a, b in zip(self._theta, work.features(), strict=True))
 
-    def prefill_within(self, decodes: int, context: int, seconds: float) -> float:
-        """Prompt tokens that may be computed beside these rows so that the step takes at most `seconds`; may be inf."""
-        per_token = self._theta[3] / _SCALES[3]
-        spare = seconds - self.predict(StepWork(decodes, context, 0))
-        if per_token <= 0.0:
-            return float("inf") if spare >= 0 else 0.0
-        return max(0.0, spare / per_token)
+    def prefill_within(self, streams: Streams, seconds: float) -> float:
+        """Prompt tokens that may be computed beside these streams so that the step takes at most `seconds`; may be inf.
+
+        n tokens from depth s on take (d + e·s) · n + e · n² / 2.
+        """
+        pair = max(0.0, self._theta[4]) / _SCALES[4]
+        token = max(0.0, self._theta[3]) / _SCALES[3] + pair * streams.depth
+        spare = seconds - self.predict(StepWork(streams.rows, streams.context, 0))
+        if spare <= 0.0:
+            return 0.0
+        if pair * spare < 1e-6 * token * token:  # the square hardly counts, and its root would lose all digits
+            return spare / token
+        return (math.sqrt(token * token + 2.0 * pair * spare) - token) / pair if pair > 0.0 else math.inf
+
+    def prefill_alone(self, tokens: int) -> float:
+        """Seconds that computing the first `tokens` of a prompt adds to a step; 0 while the model is not known.
+
+        Their context is not counted: a step reads it too where they are found.
+        """
+        if not self.known:
+            return 0.0
+        return self.predict(StepWork(0, 0, tokens, chunk_attends(0, tokens))) - self.predict(StepWork(0, 0, 0))
 
 
 class Pace:
     """The prefill share of a step: the most that keeps the strictest target of the streams that run.
 
-    Without streams, without a target among them or before the model is known, the engine's own bound on tokens a step
-    is the only one (`default_s` None), or the target is `default_s`.
+    Where none of them has a target, the step may take `stretch` times what the streams alone would take (None: no
+    limit). Without streams only the engine's own bound on tokens a step limits it. As long as the model is not known,
+    steps beside streams are small: they are what it learns from.
     """
 
-    def __init__(self, default_s: float | None = None, floor: int = FLOOR_TOKENS):
+    def __init__(self, stretch: float | None = STRETCH, floor: int = FLOOR_TOKENS):
         self.times = StepTimes()
-        self._default_s = default_s
+        self._stretch = stretch
         self._floor = floor
 
-    def share(self, decodes: int, context: int, target_s: float | None, most: int) -> int:
-        """Prompt tokens of the next step, up to `most`, at least the floor where that is allowed."""
-        target = self._default_s if target_s is None else target_s
-        if not decodes or target is None or not self.times.known:
-            return most
-        fitting = self.times.prefill_within(decodes, context, target)
-        return int(min(most, max(self._floor, fitting)))
+    def target_s(self, streams: Streams) -> float:
+        """How long a step beside these streams may take."""
+        if streams.target_s is not None:
+            return streams.target_s
+        if self._stretch is None:
+            return math.inf
+        return self._stretch * self.times.predict(StepWork(streams.rows, streams.context, 0))
 
-    def rate(self, decodes: int, context: int, target_s: float | None, most: int) -> float:
+    def share(self, streams: Streams, most: int) -> int:
+        """Prompt tokens of the next step, up to `most`, at least the floor where that is allowed."""
+        if not streams.rows:
+            return most
+        if not self.times.known:
+            return min(most, PROBE_TOKENS)
+        target = self.target_s(streams)
+        if target == math.inf:
+            return most
+        return int(min(most, max(self._floor, self.times.prefill_within(streams, target))))
+
+    def rate(self, streams: Streams, most: int) -> float:
         """Tokens/s that a new prompt would get beside these streams; 0 = not yet known."""
         if not self.times.known:
             return 0.0
-        tokens = self.share(decodes, context, target_s, most)
-        seconds = self.times.predict(StepWork(decodes, context, tokens))
+        tokens = self.share(streams, most)
+        attended = chunk_attends(streams.depth, tokens)
+        seconds = self.times.predict(StepWork(streams.rows, streams.context, tokens, attended))
         return tokens / seconds if seconds > 0 else 0.0

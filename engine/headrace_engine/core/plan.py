@@ -25,7 +25,7 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True):
     stop_ids: list[int] = []  # not drawn before `sampling.min_tokens` of output; empty where that is 0
 
 
-class RowStep(msgspec.Struct, frozen=True, kw_only=True):
+class RowStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Compute `count` tokens of a row from position `start` on; with `sample`, draw the next token after the last."""
 
     row: int

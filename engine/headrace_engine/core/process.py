@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -14,7 +13,7 @@ import time
 
 from headrace_engine import logs
 from headrace_engine.config import EngineConfig
-from headrace_engine.core import threads
+from headrace_engine.core import collector, threads
 from headrace_engine.core.blocks import BlockPool
 from headrace_engine.core.budget import Pace
 from headrace_engine.core.failure import StartError
@@ -59,6 +58,8 @@ def run(config: EngineConfig, inbound: str, outbound: str) -> None:
 
 
 def _serve(config: EngineConfig, link: Link) -> None:
+    if config.contradiction:
+        raise StartError("ConfigInvalid", config.contradiction)
     from headrace_engine.runner.build import build  # torch is imported here, after the thread policy is set
 
     engine = build(config)
@@ -73,8 +74,7 @@ def _serve(config: EngineConfig, link: Link) -> None:
     reporter = Reporter(Identity(model, kv, config.instance), pace.times)
     scheduler = Scheduler(limits, BlockPool(kv.pages), reporter.cache_root, pace)
     loop = Loop(scheduler, engine.runner, link, reporter, time.monotonic)
-    gc.collect()
-    gc.freeze()  # what was loaded is not walked again by the collector
+    collector.settle()
     link.send(
         Ready(
             model=model,

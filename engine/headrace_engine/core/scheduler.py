@@ -5,22 +5,25 @@ so that each gets its token in every step; what is left of the budget goes to pr
 begun, then arrival. Order is integer priority, then arrival; it never ages.
 
 Preemption is by recomputing. A sequence takes pages only from later ones. One that was preempted is re-admitted with
-the pages of a whole block of new progress, and nobody of its own class may take them before it has made it: so whoever
-waits for such a sequence waits a bounded number of steps, and the first in the order always goes on.
+the pages of a whole block of new progress, and nobody may take them before it has made it, not even a higher class: so
+whoever waits for such a sequence waits a bounded number of steps, and the first in the order always goes on.
 """
 
 from __future__ import annotations
 
 import heapq
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
 
 from headrace_engine.core.blocks import BlockPool
-from headrace_engine.core.budget import Pace, beside
-from headrace_engine.core.contention import is_being_computed, obtainable, victim_for
-from headrace_engine.core.plan import NewRow, RowStep, StepPlan, StepResult
-from headrace_engine.core.sequence import Sequence, pages_for
+from headrace_engine.core.budget import Pace, Streams
+from headrace_engine.core.contention import is_being_computed, obtainable, victim_for, victims_below
+from headrace_engine.core.followers import Followers
+from headrace_engine.core.launch import Launched, launch
+from headrace_engine.core.plan import StepPlan, StepResult
+from headrace_engine.core.reuse import Reuse
+from headrace_engine.core.sequence import NO_TARGET_S, Sequence, pages_for
 from headrace_wire.protocol import PAGE_TOKENS, Delta, Finish, Submit, TokenLogprob
 from headrace_wire.reasons import Reason
 
@@ -38,16 +41,6 @@ class Limits:
     vocab: int  # token ids are below
 
 
-@dataclass(frozen=True)
-class _Launched:
-    """A row of a step in flight."""
-
-    seq: Sequence
-    row: int  # the sequence may hold another row, or none, when the step comes back
-    end: int  # tokens computed after the step
-    sample: bool
-
-
 class Scheduler:
     """Queues, pages and the steps in flight of one engine."""
 
@@ -61,16 +54,18 @@ class Scheduler:
         self.running: list[Sequence] = []  # by order; each holds a row and pages
         self.waiting: list[Sequence] = []  # by order
         self.preemptions = 0  # since start
+        self.reuse = Reuse()
         self.draining = False
         self._live: dict[str, Sequence] = {}
-        self._followers: dict[str, list[Sequence]] = {}  # by the id of the request whose prefill they wait for
-        self._deadlines: list[tuple[float, int, Sequence]] = []
+        self._followers = Followers()
+        self._deadlines: list[tuple[float, int, str]] = []  # time, arrival, id: ended ones are not kept alive by it
         self._arrivals = 0
         self._rows = 0
         self._number = 0
-        self._in_flight: deque[tuple[int, list[_Launched]]] = deque()
+        self._in_flight: deque[tuple[int, list[Launched]]] = deque()
         self._drop: list[int] = []
         self._draft: dict[Sequence, int] = {}  # tokens given in the step being planned
+        self._prompts: list[Sequence] = []  # that want more than one token in it, as they come up
         self._budget = 0
         self._scored_budget = 0
 
@@ -89,12 +84,11 @@ class Scheduler:
         self._live[seq.id] = seq
         leader = self._live.get(submit.after)
         if leader is not None and leader.known == leader.prompt:
-            seq.leader = leader.leader or leader.id
-            self._followers.setdefault(seq.leader, []).append(seq)
+            self._followers.add(seq, leader)
         else:
             insort(self.waiting, seq, key=_order)
         if seq.deadline is not None:
-            heapq.heappush(self._deadlines, (seq.deadline, self._arrivals, seq))
+            heapq.heappush(self._deadlines, (seq.deadline, self._arrivals, seq.id))
         return []
 
     def _refusal(self, submit: Submit) -> Reason | None:
@@ -121,8 +115,9 @@ class Scheduler:
         """End the requests whose time ran out."""
         ended = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            seq = heapq.heappop(self._deadlines)[2]
-            if not seq.finished:
+            _, number, name = heapq.heappop(self._deadlines)
+            seq = self._live.get(name)
+            if seq is not None and seq.order[1] == number:  # not another one of the same id
                 ended.append(self._end(seq, error=Reason.DEADLINE_EXCEEDED))
         return ended
 
@@ -137,7 +132,7 @@ class Scheduler:
 
     def queued(self) -> list[Sequence]:
         """All that hold no row: those that wait, and those that wait for another's prefill."""
-        return [*self.waiting, *(seq for followers in self._followers.values() for seq in followers)]
+        return [*self.waiting, *self._followers.all()]
 
     @property
     def busy(self) -> bool:
@@ -156,29 +151,38 @@ class Scheduler:
         self._budget = self.limits.max_batch_tokens
         self._scored_budget = MAX_SCORED
         self._draft = {}
-        blocked = self._plan_decodes()
-        if self.pace is not None and self._draft:
-            self._budget = self.pace.share(*beside(self._draft), self._budget)
+        self._prompts = []
+        streams, blocked = self._plan_decodes()
+        if self.pace is not None and streams.rows:
+            self._budget = self.pace.share(streams, self._budget)
         self._plan_prompts(blocked)
-        if not self._draft:
-            return None
-        return self._commit()
+        return self._commit() if self._draft else None
 
-    def _plan_decodes(self) -> bool:
-        """Give each decoding sequence its token. True where one got no page: later ones then take none either."""
-        blocked = False
-        for seq in list(self.running):
-            if not seq.row or seq.want != 1:  # preempted just now, or a prompt, or all in flight
+    def _plan_decodes(self) -> tuple[Streams, bool]:
+        """Give each decoding sequence its token. What they are, and True where one got no page: later ones then take
+        none either. The prompts among the running are found on the way.
+        """
+        draft, blocked = self._draft, False
+        context, target = 0, NO_TARGET_S
+        for seq in self.running.copy():
+            coming = seq.known + seq.pending
+            if not seq.row or coming >= seq.limit:  # preempted just now, or all in flight
                 continue
-            if not self._has_pages(seq) and (blocked or not self._grow(seq)):
+            if coming - seq.computed > 1:
+                self._prompts.append(seq)
+            elif seq.computed >= seq.room and (blocked or not self._grow(seq)):
                 blocked = True
-                continue
-            self._give(seq, 1)
-        return blocked
+            elif len(draft) < self._budget:
+                draft[seq] = 1
+                context += coming
+                target = min(target, seq.target_s)
+        self._budget -= len(draft)
+        depth = self._prompts[0].computed if self._prompts else 0
+        return Streams(len(draft), context, None if target == NO_TARGET_S else target, depth), blocked
 
     def _plan_prompts(self, blocked: bool) -> None:
         """Spend the rest of the budget on prompts: begun ones before waiting ones of the same priority."""
-        begun = deque(seq for seq in self.running if seq.want > 1)
+        begun = deque(self._prompts)
         held = 0  # waiting sequences passed over
         while self._budget > 0:
             waiting = self.waiting[held] if not blocked and held < min(len(self.waiting), MAX_HELD) else None
@@ -188,9 +192,10 @@ class Scheduler:
                     self._give(seq, seq.want)
             elif waiting is None:
                 return
-            elif is_being_computed(waiting, self.running, self.pool):
+            elif is_being_computed(waiting, self._prompts, self.pool):
                 held += 1
             elif self._admit(waiting):
+                self._prompts.append(waiting)
                 self._give(waiting, waiting.want)
             else:
                 blocked = True
@@ -204,15 +209,12 @@ class Scheduler:
             self._draft[seq] = count
             self._budget -= count
 
-    def _has_pages(self, seq: Sequence) -> bool:
-        return pages_for(seq.computed + 1) <= len(seq.pages)
-
     def _grow(self, seq: Sequence) -> bool:
         """One more page for a sequence that decodes, taken from later ones if need be."""
         while True:
             pages = self.pool.allocate(1)
             if pages is not None:
-                seq.pages += pages
+                seq.grow(pages)
                 return True
             if self.pool.recoverable:
                 return False  # freed already, but a step in flight may still touch it
@@ -231,9 +233,9 @@ class Scheduler:
         self.preemptions += 1
 
     def _take_back(self, seq: Sequence) -> None:
-        self.running.remove(seq)
+        _take_out(self.running, seq)
         self._budget += self._draft.pop(seq, 0)
-        if seq.announced:
+        if seq.told:
             self._drop.append(seq.row)
         self.pool.release(seq.pages)
 
@@ -249,59 +251,41 @@ class Scheduler:
         if fresh is None:  # what was freed for it may still be touched by a step in flight
             self.pool.release(hits)
             return False
-        self.waiting.remove(seq)
+        _take_out(self.waiting, seq)
         insort(self.running, seq, key=_order)
         self._rows += 1
-        seq.row = self._rows
-        seq.pages = hits + fresh
-        seq.computed = seq.done = len(hits) * PAGE_TOKENS
-        seq.published = len(hits)
+        seq.enter(self._rows, hits + fresh, len(hits))
         if not seq.started:
             seq.started = True
             seq.cached = seq.computed
+            self.reuse.count(seq.prompt, seq.cached, None if self.pace is None else self.pace.times)
         return True
 
     def _make_room(self, seq: Sequence, hits: list[int]) -> bool:
-        """Is there a slot, and are there pages besides the hits? Lower priorities are preempted only if that helps."""
+        """Is there a slot, and are there pages besides the hits? Lower classes are preempted only if that helps."""
         need = pages_for(seq.reserve) - len(hits)
         spare = self.pool.available - self.pool.idle(hits)
         # A page for every fourth running sequence, so that a fresh prompt does not at once push one out.
         margin = len(self.running) // 4
         if len(self.running) < self.limits.max_sequences and spare >= need + margin:
             return True
-        lower = [other for other in self.running if other.priority < seq.priority]
+        lower = victims_below(seq.priority, self.running)
         if not lower or obtainable(self.pool, lower, hits) < need:
             return False
         while len(self.running) >= self.limits.max_sequences or obtainable(self.pool, [], hits) < need:
-            self._preempt(lower.pop())
+            self._preempt(lower.pop(0))
         return True
 
     # -- launch and result
 
     def _commit(self) -> StepPlan:
-        """Fix the draft: count its tokens as computed and remember what is in flight."""
+        """Fix the draft: its tokens count as computed, and it is remembered as in flight."""
         self._number += 1
-        new: list[NewRow] = []
-        steps: list[RowStep] = []
-        launched: list[_Launched] = []
-        for seq, count in sorted(self._draft.items(), key=lambda item: item[1] > 1):  # stable: decode rows first
-            added: list[int] = []
-            if not seq.announced:
-                seq.announced = True
-                new.append(_new_row(seq))
-            elif len(seq.pages) > seq.sent_pages:
-                added = seq.pages[seq.sent_pages :]
-            seq.sent_pages = len(seq.pages)
-            sample = count == seq.want
-            steps.append(RowStep(row=seq.row, start=seq.computed, count=count, sample=sample, pages=added))
-            seq.computed += count
-            seq.pending += sample
-            launched.append(_Launched(seq, seq.row, seq.computed, sample))
-        self._draft = {}
-        drop, self._drop = self._drop, []
+        plan, launched = launch(self._number, self._draft, self._drop)
+        self._draft, self._drop = {}, []
         self._in_flight.append((self._number, launched))
         self.pool.launched(self._number)
-        return StepPlan(number=self._number, new=new, steps=steps, drop=drop)
+        return plan
 
     def apply(self, result: StepResult) -> list[Delta]:
         """Take the result of the oldest step in flight."""
@@ -309,25 +293,27 @@ class Scheduler:
         if number != result.number:
             raise RuntimeError(f"step {result.number} came back while {number} is the oldest in flight")
         self.pool.collected(number)
+        tokens, logprobs, scored, failed = result.tokens, result.logprobs, result.prompt_logprobs, result.failed
         deltas: list[Delta] = []
-        for item in rows:
-            seq = item.seq
-            if seq.row != item.row:  # ended or preempted meanwhile
+        for seq, row, end, sample in rows:
+            if seq.row != row:  # ended or preempted meanwhile
                 continue
-            if item.row in result.failed:
-                deltas.append(self._end(seq, error=result.failed[item.row]))
+            if row in failed:
+                deltas.append(self._end(seq, error=failed[row]))
                 continue
-            seq.done = item.end
-            seq.scored(item.end, result.prompt_logprobs.get(item.row, []))
-            self._publish(seq)
-            if item.sample:
-                deltas.append(self._accept(seq, result.tokens[item.row], result.logprobs.get(item.row)))
+            seq.done = end
+            if row in scored:
+                seq.scored(end, scored[row])
+            if end >= (seq.published + 1) * PAGE_TOKENS:
+                self._publish(seq)
+            if sample:
+                deltas.append(self._accept(seq, tokens[row], logprobs.get(row)))
         return deltas
 
     def fail_step(self, reason: Reason) -> list[Delta]:
         """The oldest step in flight is lost: its requests end with `reason`."""
         number, rows = self._in_flight[0]
-        failed = {item.row: reason for item in rows}
+        failed = {row: reason for _, row, _, _ in rows}
         return self.apply(StepResult(number=number, tokens={}, failed=failed))
 
     def _publish(self, seq: Sequence) -> None:
@@ -342,11 +328,9 @@ class Scheduler:
 
     def _accept(self, seq: Sequence, tokens: list[int], logprobs: list[TokenLogprob] | None) -> Delta:
         first = seq.known == seq.prompt
-        scored = seq.prompt_logprobs if first else []
-        seq.pending -= 1
-        seq.tokens.extend(tokens)
+        seq.accept(tokens)
         if first:
-            self._release_followers(seq)
+            self._queue_all(self._followers.release(seq))
         finish = None
         if tokens[-1] in seq.stop_ids:
             finish = Finish.STOP
@@ -354,9 +338,15 @@ class Scheduler:
             finish = Finish.LENGTH
         if finish is not None:
             self._leave(seq)
-        cached = seq.cached if first or finish is not None else 0
+        elif not first:
+            return Delta(id=seq.id, tokens=tokens, logprobs=logprobs or [])
         return Delta(
-            id=seq.id, tokens=tokens, logprobs=logprobs or [], prompt_logprobs=scored, cached=cached, finish=finish
+            id=seq.id,
+            tokens=tokens,
+            logprobs=logprobs or [],
+            prompt_logprobs=seq.prompt_logprobs if first else [],
+            cached=seq.cached,
+            finish=finish,
         )
 
     def _end(self, seq: Sequence, error: Reason) -> Delta:
@@ -369,40 +359,22 @@ class Scheduler:
         if seq.row:
             self._take_back(seq)
         elif seq.leader:
-            self._followers[seq.leader].remove(seq)
+            self._followers.remove(seq)
         else:
-            self.waiting.remove(seq)
-        seq.row = 0
-        seq.pages = []
-        seq.finished = True
+            _take_out(self.waiting, seq)
+        seq.leave()
         del self._live[seq.id]
-        self._release_followers(seq)
+        self._queue_all(self._followers.release(seq))
 
-    def _release_followers(self, leader: Sequence) -> None:
-        """Those that wait for its prefill go on; where it ended before, the first of them leads the others."""
-        followers = self._followers.pop(leader.id, [])
-        prefilled = leader.known > leader.prompt
-        released = followers if prefilled else followers[:1]
+    def _queue_all(self, released: list[Sequence]) -> None:
         for seq in released:
-            seq.leader = ""
             insort(self.waiting, seq, key=_order)
-        rest = followers[len(released) :]
-        if rest:
-            self._followers[released[0].id] = rest
-            for seq in rest:
-                seq.leader = released[0].id
 
 
 def _order(seq: Sequence) -> tuple[int, int]:
     return seq.order
 
 
-def _new_row(seq: Sequence) -> NewRow:
-    return NewRow(
-        row=seq.row,
-        tokens=seq.tokens.tobytes(),
-        prompt=seq.prompt,
-        pages=list(seq.pages),
-        sampling=seq.sampling,
-        stop_ids=sorted(seq.stop_ids) if seq.sampling.min_tokens else [],
-    )
+def _take_out(queue: list[Sequence], seq: Sequence) -> None:
+    """Remove a sequence from a list by order, without looking at all of them."""
+    del queue[bisect_left(queue, seq.order, key=_order)]

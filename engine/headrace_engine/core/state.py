@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headrace_engine.core.budget import StepTimes, beside, work_of
+from headrace_engine.core.budget import StepTimes, Streams, work_of
 from headrace_engine.core.plan import KvSpec, StepPlan
 from headrace_engine.core.scheduler import Scheduler
-from headrace_wire.protocol import EngineState, Held, ModelInfo
+from headrace_engine.core.sequence import NO_TARGET_S, Sequence
+from headrace_wire.protocol import PAGE_TOKENS, CacheState, EngineState, Held, ModelInfo
 
 HALF_LIFE_TOKENS = 4096  # prefilled tokens after which an observation weighs half
 
@@ -96,6 +98,7 @@ class Reporter:
             prefill_rate=self._prefill_rate(scheduler),
             draining=scheduler.draining,
             preemptions=scheduler.preemptions,
+            cache=cache_of(scheduler, self._identity.kv),
         )
 
     def _prefill_rate(self, scheduler: Scheduler) -> float:
@@ -104,7 +107,17 @@ class Reporter:
             return self._rate.value
         streams = [seq for seq in scheduler.running if seq.known > seq.prompt]
         most = max(1, scheduler.limits.max_batch_tokens - len(streams))
-        return scheduler.pace.rate(*beside(streams), most) or self._rate.value
+        return scheduler.pace.rate(beside(streams), most) or self._rate.value
+
+
+def beside(streams: Iterable[Sequence]) -> Streams:
+    """What a new prompt would be computed beside."""
+    rows, context, target = 0, 0, NO_TARGET_S
+    for seq in streams:
+        rows += 1
+        context += seq.computed + 1
+        target = min(target, seq.target_s)
+    return Streams(rows, context, None if target == NO_TARGET_S else target)
 
 
 def held_by(scheduler: Scheduler) -> dict[str, Held]:
@@ -120,6 +133,20 @@ def held_by(scheduler: Scheduler) -> dict[str, Held]:
         seen.update(seq.pages)
         pages[seq.holder] = pages.get(seq.holder, 0) + len(seen) - before
     return {h: Held(requests=n, pages=pages[h], queued_tokens=queued[h]) for h, n in requests.items()}
+
+
+def cache_of(scheduler: Scheduler, kv: KvSpec) -> CacheState:
+    """What the prefix cache holds and was worth."""
+    pool, reuse = scheduler.pool, scheduler.reuse
+    page_bytes = PAGE_TOKENS * sum(group.bytes_per_token for group in kv.groups)
+    return CacheState(
+        blocks=pool.indexed,
+        bytes=pool.indexed * page_bytes,
+        asked_tokens=reuse.asked_tokens,
+        hit_tokens=reuse.hit_tokens,
+        saved_prefill_s=reuse.saved_s,
+        evictions={reason.value: count for reason, count in pool.evictions.items()},
+    )
 
 
 def cache_root(model: ModelInfo, kv: KvSpec, epoch: int) -> str:
