@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/headrace"
 CRDS = ROOT / "charts/headrace-crds"
 KUBE_VERSION = "1.34.0"
+HPA = "horizontalpodautoscalers"
 Right = tuple[str, str, str]  # API group, resource, verb
 
 
@@ -171,6 +172,8 @@ def test_the_operator_uses_every_right_that_it_has(
                 await _eventually(
                     f"a stray {kind} pruned", lambda kind=kind: kubectl("get", kind, "stray", "-o", "name") == ""
                 )
+            await asyncio.to_thread(_scale_as_autoscaler, apiserver, namespace)
+            await _eventually("the autoscalers listed", lambda: ("autoscaling", HPA, "list") in used)
             async with await connect(config) as client:
                 recorder = Recorder(client, "me", lambda: None)
                 model = await client.get(MODELS, namespace, "demo")
@@ -189,6 +192,13 @@ def test_the_gateway_may_only_read_what_it_watches(helm: Path) -> None:
     watched = [("headrace.dev", p) for p in ("models", "servicelevelobjectives", "tenants")]
     expected = {(g, p, v) for g, p in [*watched, ("discovery.k8s.io", "endpointslices")] for v in ("list", "watch")}
     assert granted(render(helm, "hr"), "headrace-gateway") == expected
+
+
+def _scale_as_autoscaler(apiserver: ApiServer, namespace: str) -> None:
+    """As a HorizontalPodAutoscaler does, which writes under the name of the program that it runs in."""
+    what = ("deployment", "demo", "--subresource=scale", "--field-manager=kube-controller-manager")
+    scaled = apiserver.kubectl("-n", namespace, "patch", *what, "--type=merge", "-p", '{"spec": {"replicas": 3}}')
+    assert scaled.returncode == 0, scaled.stderr
 
 
 def _stray(apiserver: ApiServer, namespace: str, kind: str) -> None:

@@ -24,6 +24,7 @@ from headrace.controller.objects import (
     status_object,
 )
 from headrace.controller.parse import SpecError, parse_model, status_of
+from headrace.controller.rivals import Rivals
 from headrace.controller.shared import ModelNotes, Notes
 from headrace.controller.store import Object, Store
 from headrace.planning import communication
@@ -52,6 +53,7 @@ class Models:
         self._store, self._notes = store, notes
         self._applier, self._recorder = world.applier, world.recorder
         self._children = Children(store, world, installation.namespace)
+        self._rivals = Rivals(world.client)
         self._installation = installation
         self._now = now
 
@@ -79,7 +81,7 @@ class Models:
                 applied = await self._children.apply(model, planned)
             except OwnerGone:
                 return Outcome()
-            notes.other_manager = applied.other_manager
+            await self._note_rival(raw, notes, applied.other_manager)
             if applied.refusal is not None:
                 judgement = Judgement(refusal=applied.refusal, fit=judgement.fit, references=references)
         notes.refused = judgement.refusal is not None
@@ -89,6 +91,14 @@ class Models:
         view = self._view(inputs, judgement, pods, notes, (wanted, applied.other_manager))
         await self._write_status(raw, view, notes)
         return applied.outcome
+
+    async def _note_rival(self, raw: Object, notes: ModelNotes, manager: str | None) -> None:
+        """Remember who else sets the replicas, and tell of a new one in an Event."""
+        words = await self._rivals.words(key_of(raw), manager)
+        if words and words != notes.rival:
+            told = f"{words} sets the replicas of Deployment {raw['metadata']['name']}; Headrace leaves them alone"
+            self._recorder.record(MODELS, raw, Note("Warning", Why.CONFLICT.value, "Scale", told))
+        notes.other_manager, notes.rival = manager, words
 
     def _judge(self, model: Model, references: References, notes: ModelNotes, revision: str) -> Judgement:
         uri = model.spec.source.uri
@@ -190,4 +200,4 @@ def _scaling_view(model: Model, notes: ModelNotes, other_manager: str | None) ->
     view = notes.scaling
     if not view.decisions and model.status.scaling is not None:
         view = replace(view, decisions=tuple(model.status.scaling.last_decisions))
-    return replace(view, other_manager=other_manager)
+    return replace(view, other_manager=other_manager, rival=notes.rival)

@@ -18,6 +18,7 @@ class ModelNotes:
 
     decision: int | None = None  # replicas that the autoscaler decided on, since this leader began
     other_manager: str | None = None  # who else owns .spec.replicas of the Deployment, at the last reconcile
+    rival: str = ""  # that manager in words, as last told
     refused: bool = False  # the Model is stalled: what is decided would not be applied
     scaling: ScalingView = field(default_factory=ScalingView)
     figures: tuple[ClassFigures, ...] = ()

@@ -26,6 +26,7 @@ from headrace.api.model_status import (
 )
 from headrace.api.quantities import show_seconds
 from headrace.api.slo import SloSpec
+from headrace.planning.cures import cured
 from headrace.planning.installation import Installation
 from headrace.planning.judge import Judgement
 from headrace.planning.live import ClassFigures, class_statuses
@@ -44,6 +45,12 @@ class ScalingView:
     trouble: tuple[str, str] | None = None  # reason and message, while the inputs allow no decision
     decisions: tuple[dict[str, Any], ...] = ()  # newest first
     other_manager: str | None = None  # who owns .spec.replicas of the Deployment instead of us
+    rival: str = ""  # that manager in words, where more is known of it than its name
+
+    @property
+    def writer(self) -> str:
+        """Who that is, for a sentence."""
+        return self.rival or f"field manager {self.other_manager!r}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +97,7 @@ def invalid_status(model_name: str, generation: int, previous: ModelStatus, why:
 
     `why`: field paths with what is wrong. Transition times are left to `stamp`.
     """
-    message = "; ".join(why)[:4000]
+    message = cured(Why.INVALID_SPEC.value, "; ".join(why)[:3500])
     conditions = [
         condition(ConditionType.READY, "False", Why.INVALID_SPEC, message),
         condition(ConditionType.ACCEPTED, "False", Why.INVALID_SPEC, message),
@@ -143,9 +150,9 @@ def _conditions(view: View, levels: Sequence[ClassStatus]) -> list[Condition]:
 
 def _zero(view: View) -> str:
     """Whose decision zero replicas are, and what ends it."""
-    spec, other = view.model.spec, view.scaling.other_manager
-    if other is not None:
-        return f"zero replicas are what field manager {other!r} wants"
+    spec = view.model.spec
+    if view.scaling.other_manager is not None:
+        return f"zero replicas are what {view.scaling.writer} wants"
     if spec.scaling.mode != "Auto":
         return "zero replicas are wanted: spec.replicas is 0"
     return "zero replicas are wanted; a request wakes the Model"
@@ -202,7 +209,9 @@ def _service_level_met(levels: Sequence[ClassStatus], view: View) -> Condition:
     words = "; ".join(f"class {s.name}: {s.goodput_percent} % good, objective {goal} %" for s, goal in known)
     met = all((s.goodput_percent or 0) >= goal for s, goal in known)
     message = "; ".join(filter(None, (words, view.history)))
-    return condition(kind, "True" if met else "False", Why.MET if met else Why.MISSED, message)
+    if met:
+        return condition(kind, "True", Why.MET, message)
+    return condition(kind, "False", Why.MISSED, cured(Why.MISSED.value, message))
 
 
 def _scaling_active(view: View) -> Condition:
@@ -212,19 +221,23 @@ def _scaling_active(view: View) -> Condition:
             kind,
             "False",
             Why.CONFLICT,
-            f"field manager {scaling.other_manager!r} owns .spec.replicas of Deployment {view.model.metadata.name}; "
-            "Headrace leaves it alone",
+            f"{scaling.writer} owns .spec.replicas of Deployment {view.model.metadata.name}; Headrace leaves it alone: "
+            'set spec.scaling.mode to "Off" and let it decide, or remove it, and its entry in the Deployment\'s '
+            "metadata.managedFields",
         )
     mode = spec.scaling.mode
     if view.judgement.refusal is not None and mode != "Off":
-        return condition(kind, "False", Why.NOT_APPLIED, "nothing is scaled while the Model is stalled")
+        message = "nothing is scaled while the Model is stalled: do what the condition Stalled says first"
+        return condition(kind, "False", Why.NOT_APPLIED, message)
     if mode == "Off":
-        return condition(kind, "False", Why.SCALING_OFF, f"scaling.mode is Off: spec.replicas {spec.replicas} holds")
+        message = f"spec.scaling.mode is Off: spec.replicas {spec.replicas} holds; Auto lets the autoscaler decide"
+        return condition(kind, "False", Why.SCALING_OFF, message)
     bounds = f"between {spec.scaling.min_replicas} and {spec.scaling.max_replicas} replicas"
     last = scaling.decisions[0] if scaling.decisions else None
     message = bounds if last is None else f"{bounds}; last change at {last.get('at')}: {last.get('message')}"
     if mode == "Advise":
-        return condition(kind, "False", Why.ADVISING, f"decisions are recorded, not acted on; {message}")
+        words = "spec.scaling.mode is Advise: decisions are recorded, not acted on"
+        return condition(kind, "False", Why.ADVISING, f"{words}; {message}")
     if scaling.trouble is not None:
         return condition(kind, "Unknown", *scaling.trouble)
     return condition(kind, "True", Why.ACTIVE, message)
