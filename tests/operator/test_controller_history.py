@@ -14,7 +14,7 @@ import pytest
 
 from headrace.cluster.lease import Leader
 from headrace.cluster.resources import MODELS
-from headrace.controller.chronicle import Chronicle
+from headrace.controller.chronicle import EVERY_S, IDLE_S, Chronicle
 from headrace.controller.objects import models_in
 from headrace.controller.queue import KeyedQueue
 from headrace.controller.shared import Notes
@@ -106,3 +106,42 @@ def test_what_prometheus_says_reaches_the_notes_and_its_absence_empties_them(pro
         assert len(prometheus.queries) >= 3
 
     asyncio.run(main())
+
+
+def test_the_first_look_is_as_soon_as_there_is_a_model(
+    prometheus: FakePrometheus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a minute after the start: then, and while another leads, it only waits."""
+    waits: list[float] = []
+
+    async def main() -> None:
+        fake, store, queue, notes = FakeCluster(), Store(), KeyedQueue[Work](), Notes()
+        leader = _Leading(fake, "hr", "l", "me")
+        spec = {"source": {"uri": "builtin://demo"}}
+        made = await fake.create(MODELS, {"metadata": {"name": "demo", "namespace": "team"}, "spec": spec})
+        prometheus.vector = [entry("default", "97.5")]
+        steps = [lambda: store.put(MODELS, made), lambda: setattr(leader, "leads", True)]
+
+        async def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            if not steps:
+                raise asyncio.CancelledError
+            steps.pop(0)()
+
+        monkeypatch.setattr("headrace.controller.chronicle.asyncio.sleep", sleep)
+        history = History(f"http://127.0.0.1:{prometheus.server_port}")
+        with pytest.raises(asyncio.CancelledError):
+            await Chronicle(store, notes, history, leader, queue).run()
+        assert notes.of(("team", "demo")).history == "over 1h: default 97 % good"
+
+    asyncio.run(main())
+    assert waits == [IDLE_S, IDLE_S, EVERY_S]
+    assert len(prometheus.queries) == 1
+
+
+class _Leading(Leader):
+    leads = False
+
+    @property
+    def leading(self) -> bool:
+        return self.leads

@@ -16,6 +16,7 @@ from headrace.controller.work import Work
 from headrace.metrics.history import History, words
 
 EVERY_S = 60.0
+IDLE_S = 1.0  # until the next look while following, or while there are no Models
 
 
 class Chronicle:
@@ -26,12 +27,12 @@ class Chronicle:
         self._leader, self._queue = leader, queue
 
     async def run(self) -> None:
-        """Look each minute while leading."""
+        """Look each minute while leading; the first time as soon as there is something to look at."""
         while True:
-            if self._leader.leading:
-                for model in list(models_in(self._store)):
-                    await self.look(model)
-            await asyncio.sleep(EVERY_S)
+            models = list(models_in(self._store)) if self._leader.leading else []
+            for model in models:
+                await self.look(model)
+            await asyncio.sleep(EVERY_S if models else IDLE_S)
 
     async def look(self, model: Model) -> None:
         """Ask for one Model; reconcile it where the sentence changed."""
