@@ -5,6 +5,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 CLUSTER := PYTHONPATH=e2e $(PYTHON) -m cluster
+RIG := PYTHONPATH=e2e $(PYTHON) -m rig
 PY := .venv/bin/python
 export OMP_WAIT_POLICY ?= PASSIVE
 
@@ -15,7 +16,8 @@ help: ## Print this list
 	@echo
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
 	@echo
-	@echo "With KUBECONFIG set, demo and e2e use that cluster; otherwise they start a single-node Kubernetes of their own."
+	@echo "demo and test start a single-node Kubernetes of their own; with KUBECONFIG set they play on that cluster instead"
+	@echo "(its images named in HEADRACE_CONTROL_PLANE_IMAGE and HEADRACE_ENGINE_IMAGE) and remove there only what they made."
 
 setup: ## Install what is missing: Debian packages, Kubernetes binaries, the virtual environment
 	@$(CLUSTER) setup
@@ -30,8 +32,8 @@ demo-down: ## Remove all that the demo started
 	@PYTHONPATH=e2e $(PYTHON) -m demo down
 
 test: ## All tests: unit, API server, engine, end to end; removes all it started
-	@$(CLUSTER) setup
-	@trap '$(CLUSTER) down --name test 2>/dev/null || true' EXIT; .venv/bin/pytest tests e2e
+	@$(RIG) prepare
+	@trap '$(RIG) close >/dev/null 2>&1 || true' EXIT; .venv/bin/pytest tests e2e
 
 test-fast: venv ## Tests that need no cluster and no API server
 	@.venv/bin/pytest tests -m "not apiserver and not e2e"
@@ -39,7 +41,7 @@ test-fast: venv ## Tests that need no cluster and no API server
 check: venv ## Lint, types, import contracts, generated files
 	@.venv/bin/ruff check operator engine tests e2e benchmarks
 	@.venv/bin/ruff format --check operator engine tests e2e benchmarks
-	@.venv/bin/mypy operator/headrace engine/headrace_wire engine/headrace_engine e2e/cluster e2e/demo
+	@.venv/bin/mypy operator/headrace engine/headrace_wire engine/headrace_engine e2e/cluster e2e/rig e2e/demo
 	@.venv/bin/lint-imports
 	@.venv/bin/headrace crds --check
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from cluster.errors import ClusterError
 from cluster.process import start_time, wait_until
 
+NEEDED = ("cpu", "memory", "pids")  # without them kubelet does not start on v2
 CPUSET_FILES = ("cpuset.cpus", "cpuset.mems")  # a new v1 cpuset is empty and takes no process until they are set
 
 
@@ -51,8 +52,12 @@ class Groups:
     name: str
 
     def create(self) -> None:
-        """Make the groups, ready for kubelet to make its own below them, and `daemons` for the parts."""
-        for hierarchy in hierarchies():
+        """Make the groups, ready for kubelet to make its own below them, and `daemons` for the parts.
+
+        Raises ClusterError where the machine has v2 alone and its root keeps a controller that pods need.
+        """
+        found = hierarchies()
+        for hierarchy in found:
             group = hierarchy.mount / self.name
             if hierarchy.unified:
                 _delegate(hierarchy.mount)
@@ -62,6 +67,8 @@ class Groups:
                     _inherit_cpuset(folder)
             if hierarchy.unified:
                 _delegate(group)
+                if len(found) == 1:
+                    _require_controllers(hierarchy.mount, group)
 
     def daemon_files(self) -> list[Path]:
         """Files to write a pid to, so that it counts as one of the parts."""
@@ -126,6 +133,16 @@ def _delegate(folder: Path) -> None:
         for controller in controllers.read_text().split():
             with contextlib.suppress(OSError):  # a controller the kernel keeps to itself
                 (folder / "cgroup.subtree_control").write_text(f"+{controller}")
+
+
+def _require_controllers(mount: Path, group: Path) -> None:
+    """v2 lends a controller to children only of a group without processes of its own (the machine's root apart)."""
+    lent = (group / "cgroup.subtree_control").read_text().split()
+    if missing := [controller for controller in NEEDED if controller not in lent]:
+        raise ClusterError(
+            f"cgroup v2: {', '.join(missing)} cannot be used below {mount}: in a container, move all processes of "
+            f"{mount}/cgroup.procs into a group of their own, such as {mount}/init, and start again"
+        )
 
 
 def _inherit_cpuset(folder: Path) -> None:

@@ -27,13 +27,17 @@ ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive"}
 def missing(needed: Sequence[str]) -> list[str]:
     """Packages of `needed` that are not installed, and pip where this Python has none."""
     wanted = list(needed)
-    if not succeeds([sys.executable, "-m", "pip", "--version"]):
+    if not _has_pip():
         wanted.append("python3-pip")
     if not wanted:
         return []
     command = ["dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Status}\n", *wanted]
     told = subprocess.run(command, text=True, capture_output=True, check=False).stdout
     return absent(wanted, told)
+
+
+def _has_pip() -> bool:
+    return succeeds([sys.executable, "-m", "pip", "--version"])
 
 
 def absent(wanted: list[str], told: str) -> list[str]:
@@ -44,6 +48,8 @@ def absent(wanted: list[str], told: str) -> list[str]:
 
 def ensure(needed: Sequence[str] = NEEDED) -> None:
     """Install what is missing, with apt."""
+    if not needed and _has_pip():
+        return
     if shutil.which("dpkg-query") is None or shutil.which("apt-get") is None:
         raise ClusterError("this is no Debian: use a Debian 12 machine, or set KUBECONFIG to a cluster of yours")
     if not missing(needed):

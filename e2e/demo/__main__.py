@@ -7,9 +7,8 @@ import sys
 
 from cluster.errors import ClusterError
 from demo.talk import DemoFailed
-from demo.up import INSTANCE, RELEASE, TEAM, up
+from demo.up import down, up
 from rig.kube import CommandFailed, WaitFailed
-from rig.world import close_world
 
 
 def main() -> int:
@@ -24,7 +23,7 @@ def main() -> int:
         if arguments.verb == "up":
             up(with_burst=not arguments.no_burst)
         else:
-            close_world(INSTANCE, releases=[RELEASE], namespaces=[TEAM])
+            down()
     except (ClusterError, CommandFailed, WaitFailed, DemoFailed) as error:
         print(f"\ndemo: {error}", file=sys.stderr)
         return 1

@@ -7,11 +7,12 @@ from demo.story import Story
 from rig.chat import Endpoint
 from rig.install import CHARTS, ROOT, Key, install, new_key, set_keys
 from rig.kube import Kube, is_true, wait_until
-from rig.world import World, open_world, prepare
+from rig.world import World, check, close_world, open_world, parts, prepare
 
 INSTANCE = "demo"
 RELEASE = "headrace"  # namespace of operator and gateway
 TEAM = "team-a"  # namespace of the sample objects
+SECRET = ROOT / ".headrace" / "demo-key"
 SAMPLES = ("slo.yaml", "tenants.yaml", "profile.yaml", "model.yaml")
 PLAN = """Headrace, from nothing to a streamed answer on a real Kubernetes:
   1 what this machine needs   (first time 10 to 15 min: Kubernetes is compiled, torch is fetched; later seconds)
@@ -20,15 +21,16 @@ PLAN = """Headrace, from nothing to a streamed answer on a real Kubernetes:
   4 a Model, its service levels and two Tenants
   5 a chat, and the ways of being told no
   6 a burst that one replica cannot hold (about 4 min: up to two replicas and back)
-It leaves the cluster up; `make demo-down` removes everything."""
+It leaves all that running; `make demo-down` removes everything that it started."""
 
 
 def up(*, with_burst: bool = True) -> None:
     """Run the demo."""
     story = Story(6 if with_burst else 5)
+    check()
     story.line(PLAN)
     with story.step("What this machine needs"):
-        prepare()
+        prepare(parts())
     with story.step("A Kubernetes"):
         world = open_world(INSTANCE)
         story.result(world.kube.run("get", "nodes"))
@@ -77,18 +79,23 @@ def show_columns(story: Story, kube: Kube) -> None:
     story.result(kube.run("get", "models,tenants,slo", "-n", TEAM))
 
 
+def down() -> None:
+    """Remove what `up` has started, here and on the cluster."""
+    close_world(INSTANCE, releases=[RELEASE], namespaces=[TEAM])
+    SECRET.unlink(missing_ok=True)
+
+
 def say_goodbye(story: Story, world: World, key: Key) -> None:
     """How to go on."""
-    secret = ROOT / ".headrace" / "demo-key"
-    secret.parent.mkdir(exist_ok=True)
-    secret.touch(mode=0o600)
-    secret.write_text(key.secret + "\n")
+    SECRET.parent.mkdir(exist_ok=True)
+    SECRET.touch(mode=0o600)
+    SECRET.write_text(key.secret + "\n")
     story.line(
         f"""
-The cluster stays up. To go on:
+It stays up. To go on:
   export KUBECONFIG={world.kube.kubeconfig}
   {" ".join(world.kube.kubectl)} -n {RELEASE} port-forward svc/headrace-gateway 8080:80 &
-  curl http://127.0.0.1:8080/v1/chat/completions -H "Authorization: Bearer $(cat {secret.relative_to(ROOT)})" \\
+  curl http://127.0.0.1:8080/v1/chat/completions -H "Authorization: Bearer $(cat {SECRET.relative_to(ROOT)})" \\
        -d '{{"model": "{talk.MODEL}", "messages": [{{"role": "user", "content": "What is goodput?"}}]}}'
   .venv/bin/headrace explain model {talk.MODEL} -n {TEAM}
   make demo-down      # removes everything that the demo started"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -17,15 +18,18 @@ V2 = Path("/sys/fs/cgroup")
 def cpu_group(name: str, cpus: float) -> Iterator[Path | None]:
     """A cgroup with a quota of `cpus` cores, removed at the end; None where the machine does not allow one."""
     quota = int(cpus * PERIOD_US)
+    if (V2 / "cgroup.controllers").exists():
+        group, limits = V2 / name, {"cpu.max": f"{quota} {PERIOD_US}"}
+    else:
+        group, limits = V1 / name, {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": str(quota)}
     try:
-        if (V2 / "cgroup.controllers").exists():
-            group, limits = V2 / name, {"cpu.max": f"{quota} {PERIOD_US}"}
-        else:
-            group, limits = V1 / name, {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": str(quota)}
         group.mkdir(exist_ok=True)
         for file, value in limits.items():
-            (group / file).write_text(value)
+            with (group / file).open("r+") as control:  # never creates one
+                control.write(value)
     except OSError:
+        with contextlib.suppress(OSError):
+            group.rmdir()
         yield None
         return
     try:

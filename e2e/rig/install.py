@@ -19,6 +19,11 @@ RESTRICTED = {
 
 
 OURS = {"headrace.dev/made-by": "rig"}
+SELECTOR = ",".join(f"{key}={value}" for key, value in OURS.items())
+DEFINITIONS = tuple(
+    f"{kind}.headrace.dev" for kind in ("models", "servicelevelobjectives", "tenants", "parallelismprofiles")
+)
+OWNER = ("meta.helm.sh/release-namespace", "meta.helm.sh/release-name")
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,7 @@ def new_key(name: str) -> Key:
 
 def is_ours(kube: Kube, namespace: str) -> bool:
     """Whether demo or tests made a namespace: only what they made is ever deleted."""
-    selector = ",".join(f"{key}={value}" for key, value in OURS.items())
-    listed = kube.run("get", "namespace", "-l", selector, "-o", "name").split()
+    listed = kube.run("get", "namespace", "-l", SELECTOR, "-o", "name").split()
     return f"namespace/{namespace}" in listed
 
 
@@ -71,23 +75,61 @@ def make_namespace(kube: Kube, name: str) -> None:
     kube.run("apply", "-f", "-", stdin=json.dumps(manifest))
 
 
+def definition_owners(kube: Kube) -> dict[str, str]:
+    """The definitions that the cluster has: name -> NAMESPACE/RELEASE that helm installed it with, or ""."""
+    listed = json.loads(kube.run("get", "crd", *DEFINITIONS, "--ignore-not-found", "-o", "json") or "{}")
+    found = listed.get("items", [listed] if listed else [])
+    notes = {item["metadata"]["name"]: item["metadata"].get("annotations", {}) for item in found}
+    return {name: "/".join(filter(None, map(noted.get, OWNER))) for name, noted in notes.items()}
+
+
+def install_definitions(kube: Kube, release: str) -> None:
+    """The definitions' chart; those that somebody else installed are used as they are.
+
+    What was not there before is marked as ours. Raises CommandFailed where somebody else has installed a part of them.
+    """
+    before = definition_owners(kube)
+    others = {owner or "somebody" for owner in before.values() if owner != f"{release}/headrace-crds"}
+    if others:
+        if missing := [name for name in DEFINITIONS if name not in before]:
+            raise CommandFailed(
+                f"the cluster has definitions of Headrace's kinds, installed by {', '.join(sorted(others))}, but lacks "
+                f"{', '.join(missing)}: install the chart headrace-crds anew as its owner"
+            )
+        print(f"   the CustomResourceDefinitions of {', '.join(sorted(others))} are there and are used as they are")
+        return
+    kube.run_helm("upgrade", "--install", "headrace-crds", str(CHARTS / "headrace-crds"), "-n", release, "--wait")
+    if fresh := [name for name in DEFINITIONS if name not in before]:
+        kube.run("label", "crd", *fresh, SELECTOR, "--overwrite")
+
+
+def drop_definitions(kube: Kube) -> str:
+    """Delete the definitions that we brought, unless anything needs them; what was done, as a sentence."""
+    ours = kube.run("get", "crd", "-l", SELECTOR, "-o", "name").split()
+    if not ours:
+        return "no CustomResourceDefinition is removed: none was brought by this program"
+    if kube.run("get", "deployment", "-A", "-l", "app.kubernetes.io/name=headrace", "-o", "name").strip():
+        return "the CustomResourceDefinitions stay: another installation of Headrace runs"
+    kinds = ",".join(name.partition("/")[2] for name in ours)
+    if kube.run("get", kinds, "-A", "-o", "name").strip():
+        return "the CustomResourceDefinitions stay: there are objects of their kinds"
+    kube.run("delete", *ours, "--wait=true")
+    return "the CustomResourceDefinitions that it had brought"
+
+
 def install(kube: Kube, release: str, namespaces: list[str], images: Images, values: dict[str, Any]) -> None:
     """Both charts into the namespace `release`, watching `namespaces`; again: an upgrade."""
     for namespace in (release, *namespaces):
         make_namespace(kube, namespace)
-    kube.run_helm("upgrade", "--install", "headrace-crds", str(CHARTS / "headrace-crds"), "-n", release, "--wait")
+    install_definitions(kube, release)
     merged = {
         "namespaces": namespaces,
         "images": {"controlPlane": images.control_plane, "engine": images.engine},
         **values,
     }
-    given = ROOT / ".headrace"
-    given.mkdir(exist_ok=True)
-    file = given / f"values-{release}.json"
-    file.write_text(json.dumps(merged))
     kube.run_helm(
-        "upgrade", "--install", "headrace", str(CHARTS / "headrace"), "-n", release, "-f", str(file), "--wait",
-        "--timeout", "180s",
+        "upgrade", "--install", "headrace", str(CHARTS / "headrace"), "-n", release, "-f", "-", "--wait",
+        "--timeout", "180s", stdin=json.dumps(merged),
     )  # fmt: skip
 
 

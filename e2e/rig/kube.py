@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from rig.forward import Forward, answers, free_port
 
 T = TypeVar("T")
 
@@ -56,9 +57,9 @@ class Kube:
         """kubectl's standard output. Raises CommandFailed."""
         return self._run((*self.kubectl, *arguments), stdin, timeout, check)
 
-    def run_helm(self, *arguments: str, timeout: float = 300.0) -> str:
+    def run_helm(self, *arguments: str, stdin: str | None = None, timeout: float = 300.0) -> str:
         """helm's standard output. Raises CommandFailed."""
-        return self._run((*self.helm, *arguments), None, timeout, True)
+        return self._run((*self.helm, *arguments), stdin, timeout, True)
 
     def environment(self) -> dict[str, str]:
         """Environment for programs that find the cluster through KUBECONFIG."""
@@ -102,35 +103,15 @@ class Kube:
         """The URL at which a port of a pod or Service answers on loopback, while the context is open."""
         local = free_port()
         command = (*self.kubectl, "port-forward", "-n", namespace, target, f"{local}:{port}", "--address", "127.0.0.1")
-        process = subprocess.Popen(
-            command, env=self.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        try:
-            wait_until(f"port-forward to {target}", lambda: _answers(local, process), within=30, every=0.1)
+        with Forward(command, self.environment()) as kept:
+
+            def reached() -> bool:
+                if kept.words and not answers(local):
+                    raise CommandFailed(f"port-forward ended: {kept.words}")
+                return answers(local)
+
+            wait_until(f"port-forward to {target}", reached, within=30, every=0.1)
             yield f"http://127.0.0.1:{local}"
-        finally:
-            process.terminate()
-            try:
-                process.communicate(timeout=10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
-
-
-def _answers(port: int, process: subprocess.Popen[str]) -> bool:
-    if process.poll() is not None:
-        raise CommandFailed(f"port-forward ended: {process.stderr.read() if process.stderr else ''}")
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-        return number
 
 
 def condition(thing: dict[str, Any], kind: str) -> dict[str, Any]:

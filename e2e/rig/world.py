@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,14 +12,13 @@ from pathlib import Path
 
 from cluster import binaries, images, instance, network
 from cluster.errors import ClusterError
-from cluster.paths import Layout
+from rig import foreign
 from rig.chat import Endpoint
-from rig.install import ROOT, Images, is_ours
+from rig.install import ROOT, Images
 from rig.kube import Kube
 
 GATEWAY = "headrace-gateway"
 GATEWAY_PORT = 80
-IMAGE_VARIABLES = ("HEADRACE_CONTROL_PLANE_IMAGE", "HEADRACE_ENGINE_IMAGE")
 
 
 @dataclass(frozen=True)
@@ -71,22 +69,22 @@ def _doorway(netns: Path, target: str) -> Iterator[int]:
             door.terminate()
 
 
-def foreign() -> Path | None:
-    """The user's kubeconfig, where one is set; one of an embedded instance is none. Raises ClusterError."""
-    named = os.environ.get("KUBECONFIG")
-    if not named or Path(named).resolve().is_relative_to(Layout.of("any").home.parent.resolve()):
-        return None
-    if not Path(named).is_file():
-        raise ClusterError(
-            f"KUBECONFIG names {named}, which is not there: correct it, or unset it for an embedded cluster"
-        )
-    return Path(named)
+def check() -> None:
+    """Raise ClusterError for what a user's cluster lacks, before minutes are spent; an embedded one lacks nothing."""
+    own = foreign.kubeconfig()
+    if own is not None:
+        foreign.images()
+        foreign.connect(own)
 
 
-def prepare(kinds: Sequence[str] = ("binaries", "venv", "images")) -> None:
-    """Install what the machine lacks, with progress on the terminal. A foreign cluster needs no images."""
-    wanted = [kind for kind in kinds if kind != "images" or foreign() is None]
-    command = [sys.executable, "-m", "cluster", "setup", "--only", ",".join(wanted)]
+def parts() -> tuple[str, ...]:
+    """What of `cluster setup` a run needs; a user's cluster has Kubernetes, and pulls its images."""
+    return ("binaries", "venv", "images") if foreign.kubeconfig() is None else ("venv",)
+
+
+def prepare(kinds: Sequence[str]) -> None:
+    """Install what the machine lacks, with progress on the terminal. Raises ClusterError."""
+    command = [sys.executable, "-m", "cluster", "setup", "--only", ",".join(kinds)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "e2e")}
     if subprocess.run(command, env=environment, check=False).returncode:
         raise ClusterError("the set-up failed; what went wrong stands above, and running it again goes on from there")
@@ -94,54 +92,22 @@ def prepare(kinds: Sequence[str] = ("binaries", "venv", "images")) -> None:
 
 def open_world(name: str) -> World:
     """The user's cluster, else the embedded instance `name`, started, with the images in it."""
-    helm = (str(binaries.helm()),)
-    own = foreign()
+    own = foreign.kubeconfig()
     if own is not None:
-        return World(Kube((_kubectl(),), helm, own), _named_images(), None)
+        return World(foreign.connect(own), foreign.images(), None)
     started = instance.up(name)
     built = images.build_all()
     started.load(built.values())
-    kube = Kube((str(binaries.kube()), "kubectl"), helm, started.layout.kubeconfig)
+    kube = Kube((str(binaries.kube()), "kubectl"), (str(binaries.helm()),), started.layout.kubeconfig)
     netns = network.NAMESPACES / started.plan().namespace
     return World(kube, Images(built["control-plane"], built["engine"]), netns)
 
 
-def _kubectl() -> str:
-    found = shutil.which("kubectl")
-    if found is None:
-        raise ClusterError("KUBECONFIG is set, but kubectl is not on the PATH: install it")
-    return found
-
-
-def _named_images() -> Images:
-    control, engine = (os.environ.get(variable) for variable in IMAGE_VARIABLES)
-    if not control or not engine:
-        raise ClusterError(
-            f"KUBECONFIG is set: name the images that your cluster can pull in {' and '.join(IMAGE_VARIABLES)} "
-            "(README, Images), or unset KUBECONFIG for an embedded cluster"
-        )
-    return Images(control, engine)
-
-
 def close_world(name: str, releases: Sequence[str], namespaces: Sequence[str]) -> None:
-    """Remove what was started: the embedded instance, or the releases and namespaces on the user's cluster."""
-    own = foreign()
-    if own is None:
-        instance.down(name)
-        print(f"The embedded cluster {name} is gone; its image store and caches stay below ~/.cache/headrace.")
+    """Remove what was started: the embedded instance, or what this program made on the user's cluster."""
+    own = foreign.kubeconfig()
+    if own is not None:
+        foreign.clear(foreign.connect(own), releases, namespaces)
         return
-    kube = Kube((_kubectl(),), (str(binaries.helm()),), own)
-    print(f"On the cluster of {own}, only what this program made there is removed:")
-    for namespace in [n for n in namespaces if is_ours(kube, n)]:
-        kube.run("delete", "models.headrace.dev", "--all", "-n", namespace, "--ignore-not-found", "--wait=true")
-        _delete(kube, namespace)
-    for release in [n for n in releases if is_ours(kube, n)]:
-        kube.run_helm("uninstall", "headrace", "-n", release, "--ignore-not-found")
-        kube.run_helm("uninstall", "headrace-crds", "-n", release, "--ignore-not-found")
-        _delete(kube, release)
-    print("  the CustomResourceDefinitions stay: others may have objects of these kinds")
-
-
-def _delete(kube: Kube, namespace: str) -> None:
-    kube.run("delete", "namespace", namespace, "--ignore-not-found", "--wait=true", timeout=300)
-    print(f"  namespace {namespace} and all in it")
+    instance.down(name)
+    print(f"The embedded cluster {name} is gone; its image store and caches stay below ~/.cache/headrace.")
