@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.api.model import Model
+from headrace.cli.logs import JsonFormatter
 from headrace.cluster.client import Object
 from headrace.cluster.resources import DEPLOYMENTS, MODELS, PODS, PROFILES, SERVICES, SLOS, TENANTS
 from headrace.controller.health import STUCK_S, Signs, Sources, serve
-from headrace.controller.logs import JsonFormatter
 from headrace.controller.measures import Measures
 from headrace.controller.parse import SpecError, parse, parse_model
 from headrace.controller.queue import KeyedQueue

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import socket
+
+_LONGEST_S = 86400  # of a duration that is given in seconds
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,7 +38,31 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     option("cold-wait-seconds", 300.0, "a request waits so long for a first replica", float)
     option("linger-seconds", 5.0, "after SIGTERM, serving on while the endpoint's removal spreads", float)
     option("drain-seconds", 110.0, "after that, for requests to end", float)
+    option("log-level", "INFO", "DEBUG, INFO (a line for each request), WARNING (for those that failed) or ERROR")
+    option("log-format", "json", "json: an object a line; text: for people")
     parser.set_defaults(run=run)
+
+
+def _check(arguments: argparse.Namespace) -> list[str]:
+    """The namespaces. Raises UsageError for what cannot be."""
+    from headrace.api.common import LABEL_PATTERN
+    from headrace.cli.main import UsageError
+
+    for name, value in vars(arguments).items():
+        flag = f"gateway: --{name.replace('_', '-')}"
+        if name in ("port", "state_port") and not 0 <= value <= 65535:
+            raise UsageError(f"{flag} must be a port, got {value}")
+        if name.endswith("_seconds") and not (0 <= value <= _LONGEST_S):
+            raise UsageError(f"{flag} must be 0 to {_LONGEST_S} seconds, got {value:g}")
+        if name in ("max_body_bytes", "default_output_tokens", "queue_requests") and value < 1:
+            raise UsageError(f"{flag} must be at least 1, got {value}")
+    names = [name.strip() for name in arguments.namespaces.split(",") if name.strip()]
+    for name in names:
+        if len(name) > 63 or not re.fullmatch(LABEL_PATTERN, name):
+            raise UsageError(f"gateway: --namespaces: {name!r} is no name of a namespace")
+    if not names:
+        raise UsageError("gateway: --namespaces names none")
+    return list(dict.fromkeys(names))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,15 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     import uvloop
 
+    from headrace.cli import logs
     from headrace.cli.main import UsageError
     from headrace.cluster.errors import ClusterError
     from headrace.gateway.main import Ports, run
     from headrace.gateway.settings import Settings
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    namespaces = [name.strip() for name in arguments.namespaces.split(",") if name.strip()]
-    if not namespaces:
-        raise UsageError("--namespaces names none")
+    logs.configure_from(arguments, "gateway")
+    namespaces = _check(arguments)
     settings = Settings(
         gateway=arguments.id,
         body_bytes=arguments.max_body_bytes,
@@ -71,4 +97,5 @@ def run(arguments: argparse.Namespace) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(run(settings, ports, namespaces))
     except (ClusterError, OSError) as error:
-        raise UsageError(str(error)) from error
+        logging.getLogger(__name__).error("gateway did not start: %s", error)
+        raise UsageError(f"gateway: {error}") from error

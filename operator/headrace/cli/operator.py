@@ -15,8 +15,6 @@ from headrace.api import labels
 if TYPE_CHECKING:
     from headrace.controller.settings import Settings
 
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-
 
 def register(commands: Any) -> None:
     """Add the command."""
@@ -43,6 +41,7 @@ def register(commands: Any) -> None:
         ("--id", env.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}", "identity in the Lease"),
         ("--kubeconfig", None, "kubeconfig (default: the pod's credentials, then $KUBECONFIG)"),
         ("--log-level", env.get("HEADRACE_LOG_LEVEL", "INFO"), "DEBUG, INFO, WARNING or ERROR"),
+        ("--log-format", env.get("HEADRACE_LOG_FORMAT", "json"), "json: an object a line; text: for people"),
     )  # fmt: skip
     for flag, default, text in flags:
         parser.add_argument(flag, default=default, help=text)
@@ -110,19 +109,19 @@ def _peer(text: str | None) -> Mapping[str, Any] | None:
 
 def _run(arguments: argparse.Namespace) -> int:
     import asyncio
+    import logging
 
+    from headrace.cli import logs
     from headrace.cli.main import UsageError
     from headrace.cluster.errors import NotConfigured
-    from headrace.controller import logs
     from headrace.controller.health import AddressTaken
     from headrace.controller.main import run
 
     settings = settings_of(arguments)
-    if arguments.log_level.upper() not in LEVELS:
-        raise UsageError(f"operator: --log-level must be one of {', '.join(LEVELS)}, got {arguments.log_level!r}")
-    logs.configure(arguments.log_level.upper())
+    logs.configure_from(arguments, "operator")
     try:
         asyncio.run(run(settings))
     except (NotConfigured, AddressTaken) as error:
+        logging.getLogger(__name__).error("operator did not start: %s", error)
         raise UsageError(f"operator: {error}") from error
     return 0

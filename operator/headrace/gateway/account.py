@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from types import TracebackType
@@ -43,6 +44,15 @@ def outcome_of(error: BaseException | None) -> Outcome | None:
     return None if error.reason in REFUSED else Outcome.ERROR
 
 
+def _reason(error: BaseException | None) -> str:
+    """Why, in a word that both logs and clients see; "" for an answer."""
+    if error is None:
+        return ""
+    if isinstance(error, (RequestError, ClientGone)):
+        return error.reason.value
+    return Reason.DRAINING.value if isinstance(error, asyncio.CancelledError) else Reason.INTERNAL.value
+
+
 class Account:
     """A context around serving one request; `error`, or else the exception that leaves it, tells how it ended."""
 
@@ -55,6 +65,10 @@ class Account:
         self._clock = clock  # monotonic seconds
         self._wall = wall  # unix seconds
         self.error: RequestError | None = None  # what the client was told
+        self.outcome: Outcome | None = None  # once it has ended; None then: it was no valid request
+        self.reason = ""  # why it failed, once it has ended
+        self.engine = ""  # pod that it was sent to last
+        self.sent = 0  # times that it was sent to an engine
         self.reservation: Reservation | None = None
         self.progress = Progress(call.times)
 
@@ -69,15 +83,16 @@ class Account:
         if outcome is Outcome.GOOD:
             outcome = self._judge(ended)
         self._settle(outcome)
+        self.outcome, self.reason = outcome, _reason(error)
         if outcome is None:
-            reason = error.reason if isinstance(error, RequestError) else Reason.INTERNAL
-            self._metrics.refused.labels(reason.value).inc()
+            self._metrics.refused.labels(self.reason).inc()
             return
         missed = outcome is Outcome.CANCELLED and missed_already(self._call.target.service, self._call.times, ended)
         self._book.end(outcome, self._tokens(), target_missed=missed)
         self._metrics.end(self._call.labels, self._call.tenant[1], outcome)
         if isinstance(error, Exception) and not isinstance(error, (RequestError, ClientGone)):
-            logger.error("A request failed inside the gateway. model=%s", self._call.model, exc_info=error)
+            fields = {"engine_id": self._call.id, "namespace": self._call.model[0], "model": self._call.model[1]}
+            logger.error("a request failed inside the gateway", exc_info=error, extra=fields)
 
     def _judge(self, ended: float) -> Outcome:
         call, progress = self._call, self.progress

@@ -14,6 +14,7 @@ from headrace.gateway.body import Body
 from headrace.gateway.dialects import HeadraceDialect
 from headrace.gateway.identity import Target
 from headrace.gateway.ledger import Times
+from headrace.planning.judge import known_shape
 from headrace_wire.keys import tenant_salt
 from headrace_wire.protocol import RequestHints
 from headrace_wire.reasons import Reason, RequestError
@@ -29,9 +30,16 @@ def new_id() -> str:
     return f"{_START}-{next(_NUMBERS):x}"
 
 
-def shown_id(header: bytes | None, own: str) -> bytes:
-    """x-request-id of the answer: the client's if it is well-formed, else ours."""
-    return header if header is not None and _WELL_FORMED.fullmatch(header) else own.encode()
+def request_ids(header: bytes | None) -> tuple[str, str]:
+    """(x-request-id of the answer, the id that engines get).
+
+    The first is the client's if it is well-formed, else ours. The second holds it, and is unique whatever clients send.
+    """
+    own = new_id()
+    if header is None or not _WELL_FORMED.fullmatch(header):
+        return own, own
+    shown = header.decode()
+    return shown, f"{shown}~{own}"
 
 
 def client_deadline(header: bytes | None) -> float | None:
@@ -57,6 +65,7 @@ class Call:
     deadline_s: float | None  # the client's own, after arrival
     counted: bool = False
     output_limit: int = 0  # of one choice
+    context: int | None = None  # tokens, that the output limit was cut to; None = unknown
     dialect: HeadraceDialect = field(init=False)
     model: tuple[str, str] = field(init=False)  # namespace, name
     tenant: tuple[str, str] = field(init=False)  # namespace, name
@@ -68,6 +77,10 @@ class Call:
         self.model = (model.namespace, model.name)
         self.tenant = (tenant.namespace, tenant.name)
         self.labels = (*self.model, self.target.service.name)
+
+    def fit(self, context: int | None, default: int) -> None:
+        """Take the output limit that the context allows. Raises RequestError."""
+        self.context, self.output_limit = context, output_limit(self, context, default)
 
     def ask(self) -> Ask:
         """What it may cost."""
@@ -98,9 +111,24 @@ class Call:
 
 
 def context_of(model: Model, reported: int | None) -> int | None:
-    """The context length: the least of what the Model says and what its engines report; None = unknown."""
-    known = [length for length in (model.spec.context.max_tokens, reported) if length is not None]
-    return min(known, default=None)
+    """The context length: the least of what the Model says and what its engines report; None = unknown.
+
+    Where no engine reports, as at zero replicas, what its status kept of the last ones stands for that.
+    """
+    known = [model.spec.context.max_tokens, _kept_context(model) if reported is None else reported]
+    return min((length for length in known if length), default=None)
+
+
+def _kept_context(model: Model) -> int | None:
+    """Of the engines that ran this very spec, else of the model's own shape."""
+    engine, current = model.status.engine, model.status.observed_generation >= model.metadata.generation
+    if engine is not None and engine.max_tokens and current:
+        return engine.max_tokens
+    try:
+        shape = known_shape(model, None)
+    except ValueError:  # a built-in model that this version does not know
+        return None
+    return None if shape is None else shape.max_positions
 
 
 def check_context(prompt_tokens: int, context: int | None, param: str) -> None:
@@ -130,7 +158,7 @@ def output_limit(call: Call, context: int | None, default: int) -> int:
             if limit is not None:
                 bounds.append((limit - call.prompt_tokens) // choices)
     if context is not None:
-        bounds.append(context - call.prompt_tokens)
+        bounds.append(context - (call.prompt_tokens if call.counted else 1))  # an estimate may be far above
     limit, least = max(1, min(bounds)), call.body.min_tokens
     if least is not None and least > limit:
         message = f"min_tokens: is {least}, but context and quota leave {limit} tokens of output"

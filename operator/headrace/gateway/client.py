@@ -126,6 +126,7 @@ class Downstream:
         self._beats: asyncio.Task[None] | None = None
         self.headers: dict[bytes, bytes] = {b"x-request-id": request_id}
         self.started = False
+        self.status: int | None = None  # what the client was told; None: nothing yet
 
     def keep_alive(self, hold_s: float, beat_s: float) -> None:
         """After `hold_s` seconds without a word send the 200 and a comment, and more each `beat_s` seconds."""
@@ -158,7 +159,7 @@ class Downstream:
 
     async def fail(self, error: RequestError) -> None:
         """An error answer; after the 200 an error event and no [DONE]."""
-        body = msgspec.json.encode(error.body())
+        body = error_body(error, self.headers[b"x-request-id"].decode())
         if self.started:
             await self.finish(b"data: " + body + b"\n\n")
         else:
@@ -186,6 +187,7 @@ class Downstream:
     async def _start(self, status: int, headers: Headers) -> None:
         message: Message = {"type": "http.response.start", "status": status}
         message["headers"] = headers + list(self.headers.items())
+        self.status = status
         await self._put(message)
         self.started = True
 
@@ -198,6 +200,13 @@ class Downstream:
             await self._send(message)
         finally:
             timer.cancel()
+
+
+def error_body(error: RequestError, request_id: str) -> bytes:
+    """The error object, with the id under which our log has the request."""
+    body = error.body()
+    body["error"]["request_id"] = request_id
+    return msgspec.json.encode(body)
 
 
 def error_headers(error: RequestError) -> Headers:

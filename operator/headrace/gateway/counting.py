@@ -79,15 +79,16 @@ class Counter:
         try:
             status, data = await self._pool.fetch(address.host, address.port, "/headrace/v1/tokenizer", MAX_BUNDLE)
             if status != 200:
-                logger.warning("An engine answered %d to the request for its tokenizer. pod=%s", status, address.pod)
+                fields = {"engine": address.pod, "status": status}
+                logger.warning("an engine did not give its tokenizer", extra=fields)
                 return
             loop = asyncio.get_running_loop()
             tokenizer = await loop.run_in_executor(self._executor, _build, data)
         except (UpstreamError, msgspec.MsgspecError, TokenizerInvalid) as error:
-            logger.warning("A tokenizer could not be fetched. pod=%s error=%s", address.pod, error)
+            logger.warning("a tokenizer could not be fetched: %s", error, extra={"engine": address.pod})
             return
         if tokenizer.digest != digest:
-            logger.warning("An engine gave another tokenizer than it reports. pod=%s", address.pod)
+            logger.warning("an engine gave another tokenizer than it reports", extra={"engine": address.pod})
             return
         self._tokenizers[digest] = tokenizer
         while len(self._tokenizers) > MAX_TOKENIZERS:

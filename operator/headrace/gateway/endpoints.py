@@ -38,7 +38,8 @@ def parse_all(kind: type[T], objects: Objects) -> dict[ObjectKey, T]:
             parsed[key] = _parse(kind, raw)
         except ValidationError as error:
             fields = ", ".join(".".join(map(str, e["loc"])) for e in error.errors()[:5])
-            logger.warning("%s was left out: it could not be read. object=%s fields=%s", kind.__name__, key, fields)
+            about = {"kind": kind.__name__, "namespace": key[0], "object": key[1], "fields": fields}
+            logger.warning("an object was left out: it could not be read", extra=about)
     return parsed
 
 
@@ -111,7 +112,8 @@ class ClusterFeed:
             self._stale |= {watch.resource.plural for watch in watches}
             self._world.synced = True
             self._rebuild()
-            logger.info("The cluster was read. models=%d tenants=%d", len(self._world.models), len(self._world.tenants))
+            counts = {"models": len(self._world.models), "tenants": len(self._world.tenants)}
+            logger.info("cluster was read", extra=counts)
 
     def _rebuild(self) -> None:
         stale, self._stale, self._scheduled = self._stale, set(), False

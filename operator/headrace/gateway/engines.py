@@ -54,6 +54,10 @@ class Engine:
         """A report came."""
         self.report, self.reported_at, self.suspect_at, self._endpoint = report, now, None, None
 
+    def fields(self) -> dict[str, str]:
+        """What a line of the log says of it."""
+        return {"namespace": self.model[0], "model": self.model[1], "engine": self.address.pod}
+
     def endpoint(self) -> Endpoint:
         """What routing sees; a suspect has no report."""
         if self._endpoint is None:
@@ -148,7 +152,7 @@ class Fleet:
                 try:
                     await self._take(engine, report)
                 except Exception:  # an engine that is polled no more would never serve again
-                    logger.exception("A report could not be used. model=%s pod=%s", engine.model, engine.address.pod)
+                    logger.exception("an engine's report could not be used", extra=engine.fields())
             await self._pause(engine)
 
     async def _take(self, engine: Engine, report: EngineState) -> None:
@@ -183,7 +187,7 @@ class Fleet:
                 raise ValueError(f"protocol {report.protocol}")
         except (UpstreamError, msgspec.MsgspecError, ValueError) as error:
             if failures in (0, 10):
-                logger.warning("An engine's report did not come. model=%s pod=%s %s", engine.model, address.pod, error)
+                logger.warning("an engine's report did not come: %s", error, extra=engine.fields())
             return None
         return report
 

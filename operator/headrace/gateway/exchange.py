@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from headrace.gateway.account import Account
-from headrace.gateway.call import Call, check_context, context_of, output_limit
+from headrace.gateway.call import Call, check_context, context_of
 from headrace.gateway.client import Downstream
 from headrace.gateway.counting import Counter
 from headrace.gateway.dispatch import Ticket
@@ -81,7 +81,6 @@ class Exchange:
         self._ticket = ticket
         self._account = account
         self._down = down
-        self._sent = 0  # times that the request was sent to an engine
         body = call.body
         wish = Wish(
             chat=body.prompt_field == "messages",
@@ -118,6 +117,20 @@ class Exchange:
             stage.metrics.series(self._call.labels).queue.observe(times.dispatched - times.arrived)
         if not self._call.counted:
             await self._recount(engine)
+        context = context_of(self._call.target.model, stage.fleet.context(self._call.model))
+        if context != self._call.context:
+            self._fit(context)
+
+    def _fit(self, context: int | None) -> None:
+        """The engines' context is known only now: what was reserved follows it. Raises RequestError."""
+        call, stage, reservation = self._call, self._stage, self._account.reservation
+        if call.counted:
+            check_context(call.prompt_tokens, context, call.body.prompt_field)
+        call.fit(context, stage.settings.default_output)
+        say_limit(call, self._down)
+        refusal = None if reservation is None else reservation.amend(call.ask(), stage.wall())
+        if refusal is not None:
+            raise refusal.error()
 
     async def _recount(self, engine: Engine) -> None:
         """The tokenizer was unknown when the request came: count now, before anything is sent. Raises RequestError."""
@@ -130,26 +143,20 @@ class Exchange:
             return  # the engine counts
         call.prompt_tokens = await stage.counter.count(tokenizer, call.body, call.size)
         call.counted = True
-        context = context_of(call.target.model, stage.fleet.context(call.model))
-        check_context(call.prompt_tokens, context, call.body.prompt_field)
-        call.output_limit = output_limit(call, context, stage.settings.default_output)
-        say_limit(call, self._down)
-        if self._account.reservation is not None:
-            refusal = self._account.reservation.amend(call.ask(), stage.wall())
-            if refusal is not None:
-                raise refusal.error()
+        self._fit(context_of(call.target.model, stage.fleet.context(call.model)))
 
     def _request(self, engine: Engine) -> bytes:
         """The request as the engine gets it; each time under another id."""
         call, stage = self._call, self._stage
-        hints = call.hints(stage.settings.gateway, stage.clock(), stage.settings.request_s, self._sent)
-        self._sent += 1
+        hints = call.hints(stage.settings.gateway, stage.clock(), stage.settings.request_s, self._account.sent)
+        self._account.sent += 1
         return call.dialect.encode(engine.address.netloc, call.output_limit, hints)
 
     async def _attempt(self, engine: Engine) -> None:
         """Raises UpstreamError, EngineRefused."""
         call, stage, address = self._call, self._stage, engine.address
         settings = stage.settings
+        self._account.engine = address.pod
         connection, head = await stage.pool.start(
             address.host, address.port, lambda: self._request(engine), settings.first_s
         )
@@ -174,9 +181,8 @@ class Exchange:
         else:
             return  # the request's fault
         self._ticket.failed(engine)
-        logger.warning(
-            "An engine failed a request. model=%s pod=%s kind=%s", self._call.model, engine.address.pod, kind
-        )
+        fields = {**engine.fields(), "engine_id": self._call.id, "kind": kind}
+        logger.warning("an engine failed a request", extra=fields)
         self._stage.metrics.upstream_failures.labels(*self._call.model, kind).inc()
 
     def _may_retry(self, error: UpstreamError | EngineRefused, attempt: int) -> bool:

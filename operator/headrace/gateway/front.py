@@ -6,10 +6,12 @@ import asyncio
 from typing import Any
 
 import httptools
-import msgspec
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from headrace.gateway.call import request_ids
+from headrace.gateway.client import error_body
+from headrace.gateway.journal import Line
 from headrace_wire.reasons import Reason, RequestError
 
 MAX_HEAD = 64 * 1024  # bytes of request line and headers, up to one read more
@@ -88,11 +90,14 @@ class ClientProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, message: str) -> None:
         """An error object, unless an answer is on its way; then close."""
         if not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete):
-            body = msgspec.json.encode(RequestError(Reason.INVALID_REQUEST, message).body())
+            line = Line(*request_ids(None), "", self.loop.time())
+            body = error_body(RequestError(Reason.INVALID_REQUEST, message), line.request_id)
             words = "Bad Request" if status == 400 else "Request Header Fields Too Large"
             head = (
                 f"HTTP/1.1 {status} {words}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-                f"x-headrace-reason: {Reason.INVALID_REQUEST.value}\r\nconnection: close\r\n\r\n"
+                f"x-headrace-reason: {Reason.INVALID_REQUEST.value}\r\nx-request-id: {line.request_id}\r\n"
+                "connection: close\r\n\r\n"
             )
             self.transport.write(head.encode() + body)
+            line.refused(Reason.INVALID_REQUEST.value, status, line.began)
         self.transport.close()

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from headrace.admission.quota import QuotaLedger, Reservation
 from headrace.gateway.account import Account
 from headrace.gateway.body import Body, decode_chat, decode_completion
-from headrace.gateway.call import Call, check_context, client_deadline, context_of, new_id, output_limit, shown_id
+from headrace.gateway.call import Call, check_context, client_deadline, context_of, request_ids
 from headrace.gateway.client import (
     PATIENCE,
     BodyLate,
     ClientGone,
     Downstream,
+    Message,
     Presence,
     Receive,
     Scope,
@@ -28,7 +29,9 @@ from headrace.gateway.dialects import CHAT_PATH, COMPLETION_PATH
 from headrace.gateway.dispatch import Dispatcher
 from headrace.gateway.exchange import Exchange, Stage, say_limit
 from headrace.gateway.identity import authenticate, resolve
+from headrace.gateway.journal import LONGEST_PATH, Line
 from headrace.gateway.ledger import Books, Times
+from headrace.gateway.rest import REQUEST_ID
 from headrace.gateway.world import World
 from headrace_wire.reasons import Reason, RequestError
 
@@ -81,34 +84,51 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        decode = _DECODERS.get(scope["path"]) if scope["type"] == "http" else None
-        if decode is None or scope["method"] != "POST":
-            await self._rest(scope, receive, send)
-            return
         headers: Headers = dict(scope["headers"])
-        own = new_id()
+        line = Line(*request_ids(headers.get(b"x-request-id")), scope["path"][:LONGEST_PATH], self._stage.clock())
+        decode = _DECODERS.get(scope["path"])
+        if decode is None or scope["method"] != "POST":
+            await self._serve_rest(line, scope, receive, send)
+            return
         presence = Presence(receive)
-        request_id = shown_id(headers.get(b"x-request-id"), own)
-        down = Downstream(send, presence, request_id, self._settings.stall_s)
+        down = Downstream(send, presence, line.request_id.encode(), self._settings.stall_s)
         try:
             check_headers(scope["headers"], headers)
-            call = await self._understand(headers, receive, decode, own)
+            call = await self._understand(headers, receive, decode, line)
         except RequestError as error:
             self._stage.metrics.refused.labels(error.reason.value).inc()
             if isinstance(error, BodyLate) or leaves_unread(headers):
                 down.headers[b"connection"] = b"close"
             await down.fail(error)
-        except ClientGone:
-            return
+            line.refused(error.reason.value, down.status, self._stage.clock())
+        except ClientGone as gone:
+            line.refused(gone.reason.value, None, self._stage.clock())
         else:
-            await self._serve(call, presence, down)
+            await self._serve(call, presence, down, line)
 
-    async def _understand(self, headers: Headers, receive: Receive, decode: Decode, own: str) -> Call:
+    async def _serve_rest(self, line: Line, scope: Scope, receive: Receive, send: Send) -> None:
+        """A route that is not hot: its answer bears an id, and leaves a line like any other."""
+        status, reason = None, ""
+
+        async def told(message: Message) -> None:
+            nonlocal status, reason
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                reason = dict(message["headers"]).get(b"x-headrace-reason", b"").decode()
+                message["headers"] = [*message["headers"], (b"x-request-id", line.request_id.encode())]
+            await send(message)
+
+        scope[REQUEST_ID] = line.request_id
+        await self._rest(scope, receive, told)
+        line.other(reason, status, self._stage.clock())
+
+    async def _understand(self, headers: Headers, receive: Receive, decode: Decode, line: Line) -> Call:
         """Identify, decode, resolve. Raises RequestError, ClientGone."""
         world, settings = self._parts.world, self._settings
         if not world.synced:
             raise not_synced()
         tenant = authenticate(headers.get(b"authorization"), world.keys, self._stage.wall())
+        line.namespace, line.tenant = tenant.metadata.namespace, tenant.metadata.name
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > PATIENCE * settings.body_bytes:
             raise too_large(settings.body_bytes)
@@ -121,9 +141,9 @@ class Gateway:
         wanted = headers.get(b"x-headrace-class")
         target = resolve(world, tenant, body.model, None if wanted is None else wanted.decode("latin-1"))
         guess = estimate(len(data))
-        return Call(own, target, body, len(data), Times(arrived), guess, deadline_s)
+        return Call(line.engine_id, target, body, len(data), Times(arrived), guess, deadline_s)
 
-    async def _serve(self, call: Call, presence: Presence, down: Downstream) -> None:
+    async def _serve(self, call: Call, presence: Presence, down: Downstream, line: Line) -> None:
         """Everything from here on ends in one outcome, and in an answer if there is anybody to answer."""
         down.headers[b"x-headrace-class"] = call.target.service.name.encode()
         book = self._parts.books.book(call.model, call.target.service.name)
@@ -144,6 +164,7 @@ class Gateway:
             await down.fail(RequestError(Reason.INTERNAL, "the gateway failed"))
         finally:
             down.quiet()
+            line.ended(call, account, down.status, self._stage.clock())
 
     async def _admit(self, call: Call, account: Account, down: Downstream) -> None:
         """Count, check, reserve, queue, relay. Raises RequestError, ClientGone."""
@@ -162,7 +183,7 @@ class Gateway:
         context = context_of(call.target.model, stage.fleet.context(call.model))
         if call.counted:
             check_context(call.prompt_tokens, context, call.body.prompt_field)
-        call.output_limit = output_limit(call, context, settings.default_output)
+        call.fit(context, settings.default_output)
         say_limit(call, down)
         account.reservation = self._reserve(call, down)
         ticket = self._parts.dispatcher.submit(call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import uvicorn
 
+from headrace import __version__
 from headrace.admission.quota import QuotaLedger
 from headrace.cluster.client import connect
 from headrace.gateway.counting import Counter
@@ -125,7 +127,7 @@ class Service:
     async def drain(self) -> None:
         """Serve on while the removal of this endpoint spreads, then refuse connections and let requests end."""
         self.draining = True
-        logger.info("Draining began. requests=%d", len(self._clients.server_state.tasks))
+        logger.info("draining began", extra={"requests": len(self._clients.server_state.tasks)})
         await asyncio.sleep(self.settings.linger_s)
         await self.stop()
 
@@ -201,13 +203,20 @@ async def _serve(server: _Server) -> None:
     try:
         await server.serve()
     except SystemExit as error:  # uvicorn's answer to a port that is taken; it has logged the reason
-        raise OSError("a port could not be listened on") from error
+        where = f"port {server.config.port} of {server.config.host}"
+        raise OSError(f"{where} cannot be listened on; free it, or name another (--port, --state-port)") from error
 
 
 def calm_collector() -> None:
     """Look for cycles rarely: requests leave hardly any, and what was made at start stays."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+
+
+def _start_fields(service: Service, namespaces: Sequence[str]) -> dict[str, str | int | float]:
+    """What the first line of the log says: where it listens, whom it serves, within which limits."""
+    here = {"port": service.port, "state_port": service.state_port, "namespaces": ",".join(namespaces)}
+    return {"version": __version__, **here, **dataclasses.asdict(service.settings)}
 
 
 async def run(settings: Settings, ports: Ports, namespaces: Sequence[str]) -> int:
@@ -221,7 +230,7 @@ async def run(settings: Settings, ports: Ports, namespaces: Sequence[str]) -> in
     async with await connect() as client:
         await service.start()
         calm_collector()
-        logger.info("Listening. port=%d state_port=%d", service.port, service.state_port)
+        logger.info("gateway started", extra=_start_fields(service, namespaces))
         feed = asyncio.create_task(ClusterFeed(world, client, namespaces).run())
         stopped = asyncio.create_task(stop.wait())
         done, _ = await asyncio.wait({feed, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -233,4 +242,5 @@ async def run(settings: Settings, ports: Ports, namespaces: Sequence[str]) -> in
         await service.drain()
         feed.cancel()
         await asyncio.gather(feed, return_exceptions=True)
+        logger.info("gateway stopped")
     return 0

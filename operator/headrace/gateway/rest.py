@@ -15,32 +15,33 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.api.gateway_state import GatewayState
-from headrace.gateway.client import error_headers, not_synced
+from headrace.gateway.client import error_body, error_headers, not_synced
 from headrace.gateway.dialects import CHAT_PATH, COMPLETION_PATH
 from headrace.gateway.identity import authenticate
+from headrace.gateway.journal import LONGEST_PATH
 from headrace.gateway.world import World
 from headrace_wire.reasons import Reason, RequestError
 
+REQUEST_ID = "headrace.request_id"  # in the ASGI scope, where there is one
 CREATED = 0  # OpenAI's `created` of a model; ours have none
 
 
-def error_response(error: RequestError) -> Response:
-    """The OpenAI-style answer to a failed request."""
-    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
-    body = msgspec.json.encode(error.body())
-    return Response(body, error.reason.status, headers, media_type="application/json")
-
-
 async def _on_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, RequestError):
-        return error_response(error)
-    path, status = request.url.path[:200], error.status_code if isinstance(error, HTTPException) else 500
+    """The OpenAI-style answer to a failed request."""
+    told = error if isinstance(error, RequestError) else _told(request.url.path[:LONGEST_PATH], error)
+    headers = {name.decode(): value.decode() for name, value in error_headers(told)}
+    body = error_body(told, request.scope.get(REQUEST_ID, ""))
+    return Response(body, told.reason.status, headers, media_type="application/json")
+
+
+def _told(path: str, error: Exception) -> RequestError:
+    status = error.status_code if isinstance(error, HTTPException) else 500
     if status == 404:
-        return error_response(RequestError(Reason.NOT_FOUND, f"there is no route {path}"))
+        return RequestError(Reason.NOT_FOUND, f"there is no route {path}; chats go to {CHAT_PATH}")
     if status == 405:
         words = "POST" if path in (CHAT_PATH, COMPLETION_PATH) else "GET"
-        return error_response(RequestError(Reason.METHOD_NOT_ALLOWED, f"{path} takes {words}"))
-    return error_response(RequestError(Reason.INTERNAL, "the gateway failed"))
+        return RequestError(Reason.METHOD_NOT_ALLOWED, f"{path} takes {words}")
+    return RequestError(Reason.INTERNAL, "the gateway failed")
 
 
 _HANDLERS: Any = {RequestError: _on_error, HTTPException: _on_error}
