@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -102,6 +102,46 @@ def test_a_fault_only_delays(fault: Exception) -> None:
             assert set(watch.objects) == {("a", "x")}
 
     with_fake(test)
+
+
+class EndingWatches(FakeCluster):
+    """Ends each watch without a word after `after_s` seconds of its own clock, and blocks after `times` of them."""
+
+    def __init__(self, after_s: float, times: int):
+        super().__init__()
+        self.clock, self.after_s, self.left, self.blocked = Clock(), after_s, times, asyncio.Event()
+
+    async def watch(self, path: str, params: Mapping[str, str], *, inactivity_s: float) -> AsyncIterator[Object]:
+        if self.left == 0:
+            self.blocked.set()
+            await asyncio.Event().wait()
+        self.left -= 1
+        self.clock.advance(self.after_s)
+        for event in ():
+            yield event
+
+
+@pytest.mark.parametrize(
+    ("after_s", "pauses"),
+    [pytest.param(60.0, 0, id="its time was up"), pytest.param(0.01, 59, id="at once, again and again")],
+)
+def test_only_a_watch_that_ends_at_once_is_trouble(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, after_s: float, pauses: int
+) -> None:
+    monkeypatch.setattr("headrace.cluster.watch.BACKOFF_S", (0.0, 0.0))
+
+    async def test() -> None:
+        fake = EndingWatches(after_s, times=60)
+        watch = Watch(fake, SERVICES, ["a"], clock=fake.clock)
+        async with watching(watch), asyncio.timeout(5):
+            await fake.blocked.wait()
+        assert watch.fresh_at == (fake.clock() if not pauses else 1_000.0), "an end in time is a word of the server"
+        assert len([1 for method, _ in fake.requests if method == "LIST"]) == 1
+
+    with caplog.at_level("DEBUG", "headrace.cluster.watch"):
+        asyncio.run(test())
+    assert len(caplog.records) == pauses
+    assert [r.levelname for r in caplog.records].count("WARNING") == (2 if pauses else 0), "the 5th and the 50th"
 
 
 def test_it_is_not_synced_before_every_namespace_is_listed() -> None:

@@ -18,8 +18,9 @@ from headrace.cluster.resources import Key, Resource, key_of
 
 log = logging.getLogger(__name__)
 
-SERVER_TIMEOUT_S = 60  # the server ends a watch after so long, with a bookmark; we go on from there
+SERVER_TIMEOUT_S = 60  # the server ends a watch after so long, with a bookmark or without; we go on from there
 INACTIVITY_S = 75.0  # so a watch that is silent for longer is dead
+SETTLED_S = 5.0  # a watch that the server ends after so long was well
 BACKOFF_S = (0.25, 20.0)  # first and longest pause between failures
 
 
@@ -123,12 +124,15 @@ class Watch:
         }
         if self._selector:
             params["labelSelector"] = self._selector
-        path = self.resource.path(feed.namespace)
+        path, began = self.resource.path(feed.namespace), self._clock()
         async for event in self._client.watch(path, params, inactivity_s=INACTIVITY_S):
             self._take(feed, event)
-        if feed.failures:  # it ended at once, or without a word: do not spin
-            raise Unreachable(f"watch {path} ended")
-        feed.failures = 1
+        if self._clock() - began >= SETTLED_S:  # its time was up: where nothing changed it ends without a word
+            self._heard(feed)
+        elif feed.failures:  # it ended at once, without a word, and not for the first time: do not spin
+            raise Unreachable(f"watch {path} ended at once")
+        else:
+            feed.failures = 1
 
     def _take(self, feed: _Feed, event: Object) -> None:
         kind, obj = event.get("type"), event.get("object") or {}

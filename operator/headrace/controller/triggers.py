@@ -56,11 +56,11 @@ class Triggers:
         async def login(**_: Any) -> kopf.ConnectionInfo:
             return kopf.ConnectionInfo(
                 server=connection.server,
-                ca_path=connection.ca_file,
+                ca_data=connection.ca,
                 insecure=not connection.verify,
                 token=await connection.token(stale=True),
-                certificate_path=connection.certificate_file,
-                private_key_path=connection.key_file,
+                certificate_data=connection.certificate,
+                private_key_data=connection.key,
                 proxy_url=connection.proxy,
             )
 
