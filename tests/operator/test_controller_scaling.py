@@ -287,7 +287,7 @@ def test_beside_another_scaler_nothing_is_written() -> None:
         await on.pass_time(20)
         assert on.replicas == 3
         assert "'hpa'" in on.condition("ScalingActive")["message"]
-        assert await on.scalings() == []
+        assert [event["reason"] for event in await on.scalings()] == ["Conflict"], "told once, and nothing is done"
 
     play(test)
 

@@ -79,24 +79,28 @@ VERDICTS = {
     "no limit": (
         demo_fit(capacity=None),
         Verdict.CAPACITY_UNKNOWN,
-        "weights 4.1Mi + overhead 513.6Mi, and one request of 2048 tokens needs 3Mi; pod.resources.limits.memory is "
-        "not set, so nothing bounds the engine",
+        "weights 4.1Mi + overhead 513.6Mi, and one request of 2048 tokens needs 3Mi; "
+        "spec.pod.resources.limits.memory is not set, so nothing bounds the engine: set it to at least 579Mi",
     ),
     "weights": (
         demo_fit(capacity=512 * 2**20),
         Verdict.WEIGHTS_TOO_LARGE,
-        "weights 4.1Mi + overhead 513.6Mi need 517.7Mi, which leaves no page of KV in 460.8Mi (90 % of 512Mi)",
+        "weights 4.1Mi + overhead 513.6Mi need 517.7Mi, which leaves no page of KV in 460.8Mi (90 % of 512Mi): "
+        "raise spec.pod.resources.limits.memory to at least 579Mi, or lower spec.engine.maxBatchTokens or "
+        "spec.engine.maxSequences (they make the overhead), or serve a smaller model",
     ),
     "context": (
         demo_fit(capacity=576 * 2**20),
         Verdict.CONTEXT_TOO_LARGE,
         "weights 4.1Mi + overhead 513.6Mi leave 672Ki of 518.4Mi (90 % of 576Mi) for KV, but one request of 2048 "
-        "tokens needs 3Mi; at most 384 tokens fit",
+        "tokens needs 3Mi; at most 384 tokens fit: lower spec.context.maxTokens to that, or raise "
+        "spec.pod.resources.limits.memory to at least 579Mi",
     ),
     "beyond the model": (
         demo_fit(max_tokens=4096),
         Verdict.CONTEXT_BEYOND_MODEL,
-        "context.maxTokens 4096 exceeds the 2048 tokens that the model was trained for",
+        "spec.context.maxTokens 4096 exceeds the 2048 tokens that the model was trained for: lower it to that, or "
+        "leave it out",
     ),
 }
 
@@ -194,6 +198,25 @@ def test_more_memory_never_fits_less(capacity: int, more: int) -> None:
     small, large = (fit(LLAMA_8B, load, Room(capacity=size)) for size in (capacity, capacity + more))
     assert small.pool_pages <= large.pool_pages
     assert not (small.fits and not large.fits)
+
+
+@given(
+    tokens=st.integers(2, 8192),
+    pipeline=st.sampled_from([1, 2, 3, 8]),
+    percent=st.integers(10, 95),
+    batch=st.integers(64, 65536),
+)
+def test_the_least_memory_that_a_message_names_is_enough_and_no_less_is(
+    tokens: int, pipeline: int, percent: int, batch: int
+) -> None:
+    load = Load(pipeline=pipeline, accelerator=True, max_batch_tokens=batch)
+
+    def on(capacity: int | None) -> MemoryFit:
+        return fit(LLAMA_8B, load, Room(capacity=capacity, memory_percent=percent, max_tokens=tokens))
+
+    needed = on(None).needed
+    assert on(needed).verdict is Verdict.FITS and on(needed).needed == needed
+    assert on(needed - 1).fits is False
 
 
 @given(capacity=CAPACITIES, pipeline=st.sampled_from([2, 3, 5, 8]))

@@ -21,7 +21,6 @@ class ConditionType(str, Enum):
     MEMORY_FITS = "MemoryFits"
     WORKLOAD_READY = "WorkloadReady"
     ENGINE_CONFORMANT = "EngineConformant"
-    CACHE_ISOLATED = "CacheIsolated"
     SERVICE_LEVEL_MET = "ServiceLevelMet"
     SCALING_ACTIVE = "ScalingActive"
     ENFORCED = "Enforced"

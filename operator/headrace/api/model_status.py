@@ -20,6 +20,36 @@ _DECISION: JsonDict = {
         "to": {"type": "integer", "description": "Replicas after."},
         "reason": {"type": "string", "description": "What decided, in one CamelCase word."},
         "message": {"type": "string", "description": "The decision in a sentence with numbers."},
+        "winner": {"type": "string", "description": "Name of the candidate that won."},
+        "candidates": {
+            "type": "array",
+            "description": "What each rule answered, also those that lost; docs/scaling.md tells the rules.",
+            "items": {
+                "type": "object",
+                "x-kubernetes-preserve-unknown-fields": True,
+                "properties": {
+                    "name": {"type": "string", "description": "Rule, such as queueAge or forecast."},
+                    "replicas": {"type": "integer", "description": "Its answer; absent: it has no opinion."},
+                    "detail": {"type": "string", "description": "Why, with the numbers that it saw."},
+                },
+            },
+        },
+        "guards": {
+            "type": "array",
+            "description": "Bounds that changed the winner's answer, in the order in which they did.",
+            "items": {
+                "type": "object",
+                "x-kubernetes-preserve-unknown-fields": True,
+                "properties": {
+                    "name": {
+                        "type": "string",
+                        "description": "data, minReplicas, maxReplicas, step, pace or room: see docs/scaling.md.",
+                    },
+                    "effect": {"type": "string", "description": "From how many replicas to how many, or `holds N`."},
+                    "detail": {"type": "string", "description": "Why, with numbers."},
+                },
+            },
+        },
     },
 }
 
@@ -136,7 +166,7 @@ class ModelStatus(ApiType):
     scaling: ScalingStatus | None = Field(None, description="What the autoscaler decided.")
     conditions: list[Condition] = Field(
         default_factory=list,
-        description="Ready, Accepted, MemoryFits, WorkloadReady, EngineConformant, CacheIsolated, ServiceLevelMet, "
+        description="Ready, Accepted, MemoryFits, WorkloadReady, EngineConformant, ServiceLevelMet, "
         "ScalingActive; Reconciling and Stalled only while True.",
         json_schema_extra=MAP_BY_TYPE,
     )

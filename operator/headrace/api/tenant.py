@@ -61,7 +61,8 @@ class TenantSpec(ApiType):
     )
     classes: Annotated[list[Name], Field(max_length=16)] = Field(
         default_factory=list,
-        description="Classes that the tenant may use; the first one that a Model's objective has is the default.",
+        description="Classes that the tenant may use; the first one that a Model's objective has is the default. "
+        "A Model without an objective has the class `default`, which is open to every tenant, whatever stands here.",
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
     cache_group: Name | None = Field(

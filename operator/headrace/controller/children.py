@@ -13,6 +13,7 @@ from headrace.cluster.errors import ApiError, ClusterError, Conflict, NotFound
 from headrace.cluster.events import Recorder
 from headrace.cluster.resources import CHILDREN, DEPLOYMENTS, MODELS, Resource, key_of
 from headrace.controller.store import Object, Store
+from headrace.planning.cures import cured
 from headrace.planning.judge import Refusal
 from headrace.planning.manifests import Plan
 from headrace.planning.reasons import Why
@@ -116,12 +117,15 @@ class Children:
     def _obstacle(self, held: Object, uid: str) -> str | None:
         """What an object of that name is, if not ours to write."""
         if held["metadata"].get("deletionTimestamp"):
-            return "is being deleted"
+            return "is being deleted; the Model goes on once it has gone: look at its finalizers if it stays"
         if not _owned(held, uid):
-            return "exists and does not belong to this Model"
+            return "exists and does not belong to this Model: delete it, or give the Model another metadata.name"
         installation = (held["metadata"].get("labels") or {}).get(labels.INSTALLATION)
         if installation not in (None, self._installation):
-            return f"belongs to the installation in namespace {installation}"
+            return (
+                f"belongs to the installation in namespace {installation}: take this namespace out of the value "
+                "`namespaces` of one of the two"
+            )
         return None
 
     async def _prune(self, model: Model, planned: Plan) -> None:
@@ -138,8 +142,11 @@ class Children:
 def _refused(resource: Resource, error: ApiError) -> Refusal:
     if isinstance(error, Conflict) and error.owners:
         fields = ", ".join(f"{field} (by {owner})" for field, owner in sorted(error.owners.items()))
-        return Refusal(Why.CONFLICT.value, f"{resource.kind}: fields are owned by others: {fields}")
-    return Refusal(Why.APPLY_REFUSED.value, f"{resource.kind}: {error.message}")
+        message = f"{resource.kind}: fields are owned by others: {fields}"
+        return Refusal(Why.CONFLICT.value, cured(Why.CONFLICT.value, message))
+    whose = "grant the operator what it lacks, or change the policy that refuses it"
+    cure = whose if error.status == 403 else "change spec.pod, spec.runtime or spec.accelerator so that it is allowed"
+    return Refusal(Why.APPLY_REFUSED.value, f"{resource.kind}: {error.message[:3500]}: {cure}")
 
 
 def _owned(obj: Object, uid: str) -> bool:

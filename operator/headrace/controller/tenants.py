@@ -19,6 +19,7 @@ from headrace.controller.parse import SpecError, parse, parse_tenant, status_of
 from headrace.controller.shared import GatewayView, Notes
 from headrace.controller.store import Object, Store
 from headrace.planning.communication import nodes_per_replica
+from headrace.planning.cures import cured
 from headrace.planning.reasons import Why
 from headrace.planning.status import stamped
 from headrace.planning.tenants import TenantReport, TenantView, key_owners, tenant_status
@@ -195,7 +196,7 @@ class Referenced:
 
 def invalid_conditions(error: SpecError) -> list[Condition]:
     """Of an object whose spec cannot be read."""
-    message = "; ".join(error.problems)[:4000]
+    message = cured(Why.INVALID_SPEC.value, "; ".join(error.problems)[:3500])
     return [
         condition(ConditionType.READY, "False", Why.INVALID_SPEC, message),
         condition(ConditionType.ACCEPTED, "False", Why.INVALID_SPEC, message),

@@ -59,13 +59,14 @@ def known_shape(model: Model, fetched: ModelShape | None) -> ModelShape | None:
 
 def judge(model: Model, references: References, shape: ModelShape | None) -> Judgement:
     """References, then parallelism, then memory; the first that fails refuses."""
-    refusal = _missing(model, references) or _ranks(references.profile)
+    refusal = _missing(model, references) or _ranks(model, references.profile)
     fit: MemoryFit | None = None
     if shape is not None:
         try:
             fit = fit_model(model.spec, references.profile, shape)
         except ParallelismError as error:
-            refusal = refusal or Refusal(Why.PARALLELISM_INVALID.value, str(error))
+            message = f"spec.parallelismRef: {error}: change {_profile(model)}"
+            refusal = refusal or Refusal(Why.PARALLELISM_INVALID.value, message)
     if refusal is None and fit is not None and fit.fits is False:
         refusal = Refusal(fit.verdict.value, fit.message, ConditionType.MEMORY_FITS)
     return Judgement(refusal=refusal, fit=fit, references=references)
@@ -80,16 +81,22 @@ def _missing(model: Model, references: References) -> Refusal | None:
         if ref is not None and found is None:
             return Refusal(
                 Why.REFERENCE_NOT_FOUND.value,
-                f"{path}: no {kind} named {ref.name!r} in this namespace, or it is invalid",
+                f"{path}: no {kind} named {ref.name!r} in this namespace, or it is invalid: create it here "
+                "(no reference crosses a namespace), or correct the name",
             )
     return None
 
 
-def _ranks(profile: ProfileSpec | None) -> Refusal | None:
+def _profile(model: Model) -> str:
+    ref = model.spec.parallelism_ref
+    return "the profile" if ref is None else f"spec.tensor or spec.pipeline of ParallelismProfile {ref.name}"
+
+
+def _ranks(model: Model, profile: ProfileSpec | None) -> Refusal | None:
     if profile is None or profile.ranks == 1:
         return None
     return Refusal(
         Why.PARALLELISM_UNSUPPORTED.value,
-        f"spec.parallelismRef: {profile.tensor} tensor x {profile.pipeline} pipeline = {profile.ranks} ranks; "
-        "engines of one rank are supported",
+        f"spec.parallelismRef: {profile.tensor} tensor x {profile.pipeline} pipeline = {profile.ranks} ranks; this "
+        f"version starts engines of one rank: take the reference out, or set {_profile(model)} so that both are 1",
     )

@@ -6,6 +6,7 @@ dummy. The arithmetic of a rank is `headrace_wire.memory`, which the engine size
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -13,9 +14,12 @@ from headrace.api.model import ModelSpec
 from headrace.api.model_status import MemoryStatus
 from headrace.api.profile import ProfileSpec
 from headrace.api.quantities import byte_count, show_bytes
-from headrace_wire.memory import Footprint, Load, budget_bytes, fullest
+from headrace_wire.memory import Footprint, Load, budget_bytes, footprints, fullest
 from headrace_wire.protocol import PAGE_TOKENS
 from headrace_wire.shape import ModelShape
+
+CPU_FIELD = "spec.pod.resources.limits.memory"
+ACCELERATOR_FIELD = "spec.accelerator.memory"
 
 
 class Verdict(str, Enum):
@@ -34,6 +38,8 @@ class MemoryFit:
 
     verdict: Verdict
     capacity: int | None  # of the accelerator, or the pod's memory limit; None: unlimited
+    capacity_field: str  # of the Model, that says so
+    needed: int  # capacity that one request of full length needs
     memory_percent: int
     footprint: Footprint
     max_tokens: int  # of one request, prompt + output
@@ -112,23 +118,42 @@ def _say_fits(fit: MemoryFit) -> str:
 
 
 def _say_unknown(fit: MemoryFit) -> str:
-    return f"{_needs(fit)}, and {_sequence(fit)}; pod.resources.limits.memory is not set, so nothing bounds the engine"
+    return (
+        f"{_needs(fit)}, and {_sequence(fit)}; {fit.capacity_field} is not set, so nothing bounds the engine: "
+        f"set it to at least {_at_least(fit)}"
+    )
 
 
 def _say_weights(fit: MemoryFit) -> str:
     total = fit.footprint.weights + fit.footprint.overhead
-    return f"{_needs(fit)} need {show_bytes(total)}, which leaves no page of KV in {_budget(fit)}"
+    return (
+        f"{_needs(fit)} need {show_bytes(total)}, which leaves no page of KV in {_budget(fit)}: "
+        f"{_raise(fit)}, or lower spec.engine.maxBatchTokens or spec.engine.maxSequences (they make the overhead), "
+        "or serve a smaller model"
+    )
 
 
 def _say_context(fit: MemoryFit) -> str:
     return (
         f"{_needs(fit)} leave {show_bytes(fit.pool)} of {_budget(fit)} for KV, but {_sequence(fit)}; "
-        f"at most {fit.longest} tokens fit"
+        f"at most {fit.longest} tokens fit: lower spec.context.maxTokens to that, or {_raise(fit)}"
     )
 
 
 def _say_beyond(fit: MemoryFit) -> str:
-    return f"context.maxTokens {fit.max_tokens} exceeds the {fit.trained_tokens} tokens that the model was trained for"
+    return (
+        f"spec.context.maxTokens {fit.max_tokens} exceeds the {fit.trained_tokens} tokens that the model was trained "
+        "for: lower it to that, or leave it out"
+    )
+
+
+def _at_least(fit: MemoryFit) -> str:
+    """Whole mebibytes, rounded up: what may stand in the field as it is."""
+    return f"{-(-fit.needed // 2**20)}Mi"
+
+
+def _raise(fit: MemoryFit) -> str:
+    return f"raise {fit.capacity_field} to at least {_at_least(fit)}"
 
 
 _SENTENCES = {
@@ -147,6 +172,7 @@ class Room:
     capacity: int | None  # bytes; None: unlimited
     memory_percent: int = 90
     max_tokens: int | None = None  # of one request; None: what the model was trained for
+    field: str = CPU_FIELD  # of the Model, that gives the capacity
 
 
 def fit(shape: ModelShape, load: Load, room: Room) -> MemoryFit:
@@ -158,12 +184,21 @@ def fit(shape: ModelShape, load: Load, room: Room) -> MemoryFit:
     return MemoryFit(
         verdict=_verdict(shape, room, max_tokens, pages),
         capacity=room.capacity,
+        capacity_field=room.field,
+        needed=_capacity_for(footprints(shape, load), max_tokens, room.memory_percent),
         memory_percent=room.memory_percent,
         footprint=footprint,
         max_tokens=max_tokens,
         trained_tokens=shape.max_positions,
         pool_pages=pages,
     )
+
+
+def _capacity_for(stages: Sequence[Footprint], max_tokens: int, memory_percent: int) -> int:
+    """The least capacity whose budget holds weights, overhead, the dummy page and one request, on every stage."""
+    pages = -(-max_tokens // PAGE_TOKENS) + 1
+    budget = max(stage.weights + stage.overhead + pages * stage.page_bytes for stage in stages)
+    return -(-budget * 100 // memory_percent)
 
 
 def _verdict(shape: ModelShape, room: Room, max_tokens: int, pages: int) -> Verdict:
@@ -194,7 +229,12 @@ def room_of(spec: ModelSpec) -> Room:
     """A rank's memory: the accelerator's, or on a CPU the container's memory limit."""
     accelerator = spec.accelerator
     capacity = byte_count(accelerator.memory) if accelerator else spec.pod.memory_limit()
-    return Room(capacity=capacity, memory_percent=spec.engine.memory_percent, max_tokens=spec.context.max_tokens)
+    return Room(
+        capacity=capacity,
+        memory_percent=spec.engine.memory_percent,
+        max_tokens=spec.context.max_tokens,
+        field=ACCELERATOR_FIELD if accelerator else CPU_FIELD,
+    )
 
 
 def fit_model(spec: ModelSpec, profile: ProfileSpec | None, shape: ModelShape) -> MemoryFit:

@@ -88,10 +88,12 @@ def _accepted(view: TenantView) -> Condition:
     conflicts = {name: owner for name, owner in owners.items() if owner.metadata.uid != view.tenant.metadata.uid}
     if conflicts:
         names = ", ".join(f"{name!r} ({_whose(view.tenant, other)})" for name, other in sorted(conflicts.items()))
-        return condition(kind, "False", Why.KEY_IN_USE, f"spec.apiKeys: an older Tenant has the same key: {names}")
+        message = f"spec.apiKeys: an older Tenant has the same key: {names}; replace it by one of `headrace key new`"
+        return condition(kind, "False", Why.KEY_IN_USE, message)
     missing = [ref.name for ref in spec.models if ref.name not in view.models]
     if missing:
-        message = f"spec.models: no Model of this namespace is named {', '.join(missing)}"
+        names = ", ".join(missing)
+        message = f"spec.models: no Model of this namespace is named {names}: create it, or take it out of the list"
         return condition(kind, "False", Why.MODEL_NOT_FOUND, message)
     unknown = _class_problem(view)
     if unknown is not None:
@@ -115,22 +117,29 @@ def _class_problem(view: TenantView) -> str | None:
         known |= set(names)
         if slo is not None and not set(names) & set(spec.classes):
             mine = ", ".join(spec.classes) or "none"
-            return f"spec.classes: {mine}; Model {model} has {', '.join(names)}: none in common"
+            return (
+                f"spec.classes: {mine}; Model {model} has {', '.join(names)}: none in common; add one of them, or take "
+                "the Model out of spec.models"
+            )
     strange = [name for name in spec.classes if name not in known]
     if objectives and strange:
-        return f"spec.classes: no Model of spec.models has the class {', '.join(strange)}"
+        named = ", ".join(strange)
+        return f"spec.classes: no Model of spec.models has the class {named}: correct it, or take it out of the list"
     return None
 
 
 def _enforced(view: TenantView) -> Condition:
     kind, generation = ConditionType.ENFORCED, view.tenant.metadata.generation
     if not view.reports:
-        return condition(kind, "Unknown", Why.NO_GATEWAY, "no gateway is ready")
+        return condition(
+            kind, "Unknown", Why.NO_GATEWAY, "no gateway is ready: look at the pods of the Deployment headrace-gateway"
+        )
     behind = [r.gateway for r in view.reports if r.generation is None or r.generation < generation]
     count = len(view.reports) - len(behind)
     message = f"{count} of {len(view.reports)} ready gateways enforce generation {generation}"
     if behind:
-        return condition(kind, "False", Why.GATEWAY_BEHIND, f"{message}; not yet: {', '.join(sorted(behind)[:5])}")
+        words = f"{message}; not yet: {', '.join(sorted(behind)[:5])}; if that lasts, look at their logs"
+        return condition(kind, "False", Why.GATEWAY_BEHIND, words)
     return condition(kind, "True", Why.ENFORCED, message)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from headrace.api.conditions import Condition, ConditionType, Status
 from headrace.api.gateway_state import EngineReport
 from headrace.api.model import Model
+from headrace.planning.cures import cure_of, cured
 from headrace.planning.judge import Refusal
 from headrace.planning.pods import PodReport, Problem
 from headrace.planning.reasons import Why
@@ -26,7 +27,7 @@ def workload_ready(pods: PodReport, wanted: int, refusal: Refusal | None, zero: 
     kind = ConditionType.WORKLOAD_READY
     total = pods.ready + pods.waiting
     if refusal is not None and total == 0 and not pods.older:
-        return condition(kind, "False", Why.NOT_APPLIED, "nothing runs: the Model was not accepted")
+        return condition(kind, "False", Why.NOT_APPLIED, "nothing runs: do what the condition Stalled says first")
     counts = f"{pods.ready} of {max(total, wanted)} pods of revision {pods.revision or 'none'} are ready"
     troubles = "; ".join(map(_trouble, pods.problems[:3]))
     if wanted == 0 and not total and refusal is None:
@@ -34,7 +35,10 @@ def workload_ready(pods: PodReport, wanted: int, refusal: Refusal | None, zero: 
     if pods.ready:
         return condition(kind, "True", Why.PODS_READY, "; ".join(filter(None, (counts, troubles))))
     if pods.problems:
-        return condition(kind, "False", pods.problems[0].reason, f"{counts}; {troubles}")
+        first = pods.problems[0]
+        return condition(
+            kind, "False", first.reason, "; ".join((counts, troubles, cure_of(first.reason, first.message)))
+        )
     if pods.older_ready:
         return condition(kind, "False", Why.ROLLING_OUT, f"{counts}; {pods.older_ready} of older revisions serve")
     return condition(kind, "False", Why.STARTING, counts)
@@ -50,11 +54,13 @@ def engine_conformant(model: Model, reports: Sequence[EngineReport], pods: PodRe
     kind = ConditionType.ENGINE_CONFORMANT
     seen = [r for r in reports if r.state is not None and r.pod in pods.names]
     if not seen:
-        return condition(kind, "Unknown", Why.NO_REPORT, "no gateway has passed on a report of an engine yet")
+        message = "no gateway has passed on a report of an engine yet"
+        return condition(kind, "Unknown", Why.NO_REPORT, cured(Why.NO_REPORT.value, message))
     for report in sorted(seen, key=lambda r: r.pod):
         differences = _differences(model, report.state.model) if report.state else []
         if differences:
-            return condition(kind, "False", Why.DIFFERS, f"pod {report.pod}: {'; '.join(differences)}")
+            message = f"pod {report.pod}: {'; '.join(differences)}"
+            return condition(kind, "False", Why.DIFFERS, cured(Why.DIFFERS.value, message))
     return condition(kind, "True", Why.CONFORMANT, f"{len(seen)} of {pods.ready} engines report what the spec says")
 
 
