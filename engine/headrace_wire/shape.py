@@ -94,15 +94,14 @@ def _integer(config: Mapping[str, Any], field: str, default: int | None = None) 
     return value
 
 
-def _positions(config: Mapping[str, Any], architecture: str) -> int:
-    """Tokens of the longest sequence that is computed as the model was trained.
+def read_window(config: Mapping[str, Any], architecture: str) -> int | None:
+    """Tokens that one attends to, itself included: Mistral's window, None where there is none.
 
-    Mistral's layers attend within a window: up to its size it hides nothing, and contexts end there.
+    Raises ShapeError. The others name a window too, but say with `use_sliding_window` that it is off.
     """
-    positions = _integer(config, "max_position_embeddings")
     if architecture != "MistralForCausalLM" or config.get("sliding_window") is None:
-        return positions
-    return min(positions, _integer(config, "sliding_window"))
+        return None
+    return _integer(config, "sliding_window")
 
 
 def _attention_bias(config: Mapping[str, Any], architecture: str) -> bool:
@@ -126,6 +125,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     if dtype not in DTYPE_BYTES:
         raise ShapeError("dtype", f"{dtype!r} is not supported; supported: {', '.join(DTYPE_BYTES)}")
+    read_window(config, names[0])  # raises; KV is kept and charged for the whole context
     return ModelShape(
         architecture=names[0],
         layers=_integer(config, "num_hidden_layers"),
@@ -135,7 +135,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         head_dim=_integer(config, "head_dim", max(1, hidden // heads)),
         intermediate=_integer(config, "intermediate_size"),
         vocab=_integer(config, "vocab_size"),
-        max_positions=_positions(config, names[0]),
+        max_positions=_integer(config, "max_position_embeddings"),
         tied=bool(config.get("tie_word_embeddings", False)),
         qk_norm=names[0] == "Qwen3ForCausalLM",
         attention_bias=_attention_bias(config, names[0]),

@@ -1,4 +1,4 @@
-"""CPU attention against the reference: decode, prefill and mixed steps, on straight and scattered pages."""
+"""CPU attention against the reference: decode, prefill and mixed steps, straight and scattered pages, windows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from headrace_engine.attention import cpu
 from headrace_engine.attention.base import Attention, AttentionMeta
 from headrace_engine.attention.cpu import BLOCK, CpuAttention
 from headrace_engine.attention.reference import ReferenceAttention
@@ -24,6 +25,7 @@ class Case:
     kv_heads: int = 2
     dim: int = 32
     straight: bool = False
+    window: int | None = None
 
 
 CASES = {
@@ -41,6 +43,17 @@ CASES = {
     "mixed-straight": Case(((300, 1), (1, 1), (0, 130), (64, 64), (17, 5)), straight=True),
     "multi-head": Case(((90, 1), (10, 80)), heads=4, kv_heads=4),
     "multi-query": Case(((90, 1), (10, 80)), heads=8, kv_heads=1, dim=64),
+    "many-equal-rows": Case(((100, 1),) * 9, straight=True),
+    "rows-of-all-sizes": Case(tuple((n, 1) for n in (1, 700, 64, 300, 63, 130, 128, 20)), straight=True),
+    "scattered-rows-of-all-sizes": Case(tuple((n, 1) for n in (1, 700, 64, 300, 63, 130, 128, 20))),
+    "window-of-decoding-rows": Case(((300, 1), (99, 1), (100, 1), (5, 1), (227, 1)), window=100),
+    "window-of-straight-rows": Case(((300, 1), (99, 1), (100, 1), (5, 1), (227, 1)), straight=True, window=100),
+    "window-of-a-page": Case(((300, 1), (64, 1), (127, 1)), straight=True, window=PAGE_TOKENS),
+    "window-of-one-token": Case(((130, 1), (0, 70)), window=1),
+    "window-in-a-prompt": Case(((0, 300),), window=70),
+    "window-in-a-chunk": Case(((200, 150),), straight=True, window=70),
+    "window-in-a-mixed-step": Case(((300, 1), (1, 1), (0, 130), (64, 64), (190, 5)), window=33),
+    "window-wider-than-all": Case(((300, 1), (0, 130)), window=5000),
     "wide-head": Case(((90, 1), (10, 80)), heads=2, kv_heads=1, dim=128),
 }
 
@@ -76,16 +89,15 @@ def meta(case: Case, table: torch.Tensor) -> AttentionMeta:
     )
 
 
-def run(backend: Attention, case: Case, table: torch.Tensor, inputs: list[list[torch.Tensor]]) -> torch.Tensor:
+def run(backend: Attention, case: Case, table: torch.Tensor, inputs: list[torch.Tensor]) -> torch.Tensor:
     """Fill the context row by row, then run the step itself; its output."""
     kv = backend.allocate(POOL, case.kv_heads, case.dim)
     for r, (before, _) in enumerate(case.rows):
         if before:
             fill = meta(Case(((0, before),), case.heads, case.kv_heads, case.dim), table[r : r + 1])
-            q, k, v = (x[:before] for x in inputs[r])
-            backend.run(q, k, v, kv, backend.prepare(fill))
-    new = [torch.cat([inputs[r][i][before:] for r, (before, _) in enumerate(case.rows)]) for i in range(3)]
-    return backend.run(new[0], new[1], new[2], kv, backend.prepare(meta(case, table)))
+            backend.run(inputs[r][:before], kv, backend.prepare(fill))
+    new = torch.cat([inputs[r][before:] for r, (before, _) in enumerate(case.rows)])
+    return backend.run(new, kv, backend.prepare(meta(case, table)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -93,12 +105,10 @@ def run(backend: Attention, case: Case, table: torch.Tensor, inputs: list[list[t
 def test_equals_the_reference(case: Case, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     table = tables(case)
-    inputs = [
-        [torch.randn(before + new, n, case.dim, dtype=dtype) for n in (case.heads, case.kv_heads, case.kv_heads)]
-        for before, new in case.rows
-    ]
-    want = run(ReferenceAttention(dtype), case, table, inputs)
-    got = run(CpuAttention(dtype), case, table, inputs)
+    heads = case.heads + 2 * case.kv_heads
+    inputs = [torch.randn(before + new, heads, case.dim, dtype=dtype) for before, new in case.rows]
+    want = run(ReferenceAttention(dtype, case.window), case, table, inputs)
+    got = run(CpuAttention(dtype, case.window), case, table, inputs)
     tolerance = 2e-5 if dtype is torch.float32 else 2e-2
     torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
 
@@ -106,11 +116,10 @@ def test_equals_the_reference(case: Case, dtype: torch.dtype) -> None:
 def test_the_reference_equals_scaled_dot_product_attention() -> None:
     torch.manual_seed(1)
     case = Case(((0, 90),), straight=True)
-    q, k, v = torch.randn(90, 4, 32), torch.randn(90, 2, 32), torch.randn(90, 2, 32)
-    got = run(ReferenceAttention(torch.float32), case, tables(case), [[q, k, v]])
-    want = torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), is_causal=True, enable_gqa=True
-    )
+    qkv = torch.randn(90, 8, 32)
+    got = run(ReferenceAttention(torch.float32), case, tables(case), [qkv])
+    q, k, v = qkv.transpose(0, 1).split((4, 2, 2))
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     torch.testing.assert_close(got, want.transpose(0, 1), atol=1e-5, rtol=1e-5)
 
 
@@ -120,9 +129,24 @@ def test_other_rows_pages_stay_untouched() -> None:
     kv.k.fill_(7.0)
     case = Case(((0, 70),), straight=True)
     table = tables(case)
-    q, k, v = torch.randn(70, 4, 32), torch.randn(70, 2, 32), torch.randn(70, 2, 32)
-    backend.run(q, k, v, kv, backend.prepare(meta(case, table)))
-    assert torch.equal(kv.k[:, 1], k[:64].transpose(0, 1))
+    qkv = torch.randn(70, 8, 32)
+    backend.run(qkv, kv, backend.prepare(meta(case, table)))
+    assert torch.equal(kv.k[:, 1], qkv[:64, 4:6].transpose(0, 1))
+    assert torch.equal(kv.v[:, 2, :6], qkv[64:, 6:].transpose(0, 1))
     assert (kv.k[:, 2, 6:] == 7.0).all()
     assert (kv.k[:, 3:] == 7.0).all()
     assert (kv.k[:, 0] == 7.0).all()
+
+
+def test_a_prompt_too_large_to_convert_is_attended_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "WIDE_BYTES", 0)
+    test_equals_the_reference(CASES["mixed"], torch.bfloat16)
+    test_equals_the_reference(CASES["window-in-a-mixed-step"], torch.bfloat16)
+
+
+def test_kv_of_another_backend_is_refused() -> None:
+    case = CASES["decode-first-token"]
+    backend = CpuAttention(torch.float32)
+    foreign = ReferenceAttention(torch.float32).allocate(POOL, 2, 32)
+    with pytest.raises(TypeError, match="another backend"):
+        backend.run(torch.randn(1, 8, 32), foreign, backend.prepare(meta(case, tables(case))))

@@ -69,6 +69,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama-linear-rope": LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "llama-null-defaults": LLAMA | {"num_attention_heads": 3, "num_key_value_heads": None, "head_dim": None},
     "mistral": MISTRAL,
+    "mistral-window": MISTRAL | {"sliding_window": 50},
     "mistral-window-as-long-as-the-context": MISTRAL | {"sliding_window": CONTEXT, "tie_word_embeddings": True},
     "qwen2": QWEN2,
     "qwen2-tied": QWEN2 | {"tie_word_embeddings": True, "num_key_value_heads": 4},
@@ -89,19 +90,19 @@ class Served:
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32):
         self.config = read_config(folder)
-        self.model: Decoder = load(folder, self.config, dtype, CONTEXT)
+        self.model: Decoder = load(folder, self.config, dtype)
         self.oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
         self.dtype = dtype
         self.alone: dict[tuple[tuple[int, ...], Sampling, int], list[int]] = {}
 
     def runner(self, pages: int = 64, attention: Attention | None = None) -> TorchRunner:
-        attention = attention or CpuAttention(self.dtype)
+        attention = attention or CpuAttention(self.dtype, self.config.window)
         spec = kv.spec(self.config.shape, pages, self.dtype.itemsize, attention.layout)
         return TorchRunner(self.model, attention, spec, kv.allocate(self.config.shape, pages, attention))
 
     def logits(self, tokens: list[int], attention: Attention | None = None) -> torch.Tensor:
         """Of every position, computed in chunks of 1, 7 and the rest."""
-        attention = attention or CpuAttention(self.dtype)
+        attention = attention or CpuAttention(self.dtype, self.config.window)
         layers = kv.allocate(self.config.shape, 16, attention)
         pages = list(range(1, 12))
         new = NewRow(row=1, tokens=array("i", tokens).tobytes(), prompt=len(tokens), pages=pages, sampling=Sampling())
@@ -123,7 +124,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     yield Served(folder)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3", "mistral-window"])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp(request.param)
     write_checkpoint(folder, CONFIGS[request.param], seed=11)
@@ -154,7 +155,7 @@ def test_bfloat16_logits_are_near_those_of_transformers(tmp_path: Path) -> None:
 
 def test_the_reference_backend_gives_the_same(family: Served) -> None:
     tokens = prompt(150, seed=1)
-    reference = family.logits(tokens, ReferenceAttention(torch.float32))
+    reference = family.logits(tokens, ReferenceAttention(torch.float32, family.config.window))
     torch.testing.assert_close(family.logits(tokens), reference, atol=1e-4, rtol=1e-3)
 
 

@@ -12,9 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headrace_engine.core.failure import StartError
+from headrace_engine.models import digest
 from headrace_engine.models.config import read_config
+from headrace_engine.models.digest import weights_digest
 from headrace_engine.models.layers import Parallel
-from headrace_engine.models.loader import Weights, weights_digest
+from headrace_engine.models.loader import Weights
 from headrace_engine.models.random import write_checkpoint
 from headrace_engine.models.registry import load
 
@@ -107,7 +109,7 @@ def test_a_broken_folder_says_what_is_broken(
     write_checkpoint(tmp_path, CONFIG)
     damage(tmp_path)
     with pytest.raises(StartError) as refused:
-        load(tmp_path, read_config(tmp_path), torch.float32, 128)
+        load(tmp_path, read_config(tmp_path), torch.float32)
     assert (refused.value.reason, refused.value.file) == (reason, file)
     assert words in refused.value.message
 
@@ -146,7 +148,7 @@ def test_a_broken_index_says_what_is_broken(
     write_checkpoint(tmp_path, CONFIG, shards=3)
     damage(tmp_path)
     with pytest.raises(StartError) as refused:
-        load(tmp_path, read_config(tmp_path), torch.float32, 128)
+        load(tmp_path, read_config(tmp_path), torch.float32)
     assert (refused.value.reason, refused.value.file) == ("ModelInvalid", file)
     assert words in refused.value.message
 
@@ -166,13 +168,29 @@ def test_weights_outlive_the_files_handles_and_take_the_target_dtype(tmp_path: P
     assert torch.equal(tensor, load_file(tmp_path / "model.safetensors")[Q].float())
 
 
-def test_the_digest_follows_config_names_and_sizes(tmp_path: Path) -> None:
+def test_the_digest_follows_config_names_and_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b", "other-config", "sharded"):
         write_checkpoint(tmp_path / name, CONFIG, shards=2 if name == "sharded" else 1)
+    write_checkpoint(tmp_path / "other-weights", CONFIG, seed=1)
     change_config(rope_theta=20000.0)(tmp_path / "other-config")
-    digests = {name: weights_digest(tmp_path / name) for name in ("a", "b", "other-config", "sharded")}
-    assert digests["a"] == digests["b"]
-    assert len(set(digests.values())) == 3
+    for piece in (1 << 26, 1000):
+        monkeypatch.setattr(digest, "PIECE_BYTES", piece)
+        found = {path.name: weights_digest(path) for path in tmp_path.iterdir()}
+        assert found["a"] == found["b"]
+        assert len(set(found.values())) == 4
+
+
+@pytest.mark.parametrize("at", [0, 2999, 3000, -1], ids=["first", "before-a-border", "after-a-border", "last"])
+def test_the_digest_sees_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    monkeypatch.setattr(digest, "PIECE_BYTES", 3000)
+    monkeypatch.setattr(digest, "READ_BYTES", 700)
+    write_checkpoint(tmp_path, CONFIG)
+    before = weights_digest(tmp_path)
+    file = tmp_path / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+    assert weights_digest(tmp_path) != before
 
 
 @pytest.mark.parametrize("sizes", [(2, 1, 1), (1, 2, 1), (1, 1, 2)], ids=["tensor", "pipeline", "expert"])

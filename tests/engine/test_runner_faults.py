@@ -63,7 +63,7 @@ class FaultyDecoder(Decoder):
 def runner(tmp_path: Path) -> TorchRunner:
     write_checkpoint(tmp_path, CONFIG, seed=2)
     config = read_config(tmp_path)
-    model = load(tmp_path, config, torch.float32, 256)
+    model = load(tmp_path, config, torch.float32)
     model.__class__ = FaultyDecoder
     attention = CpuAttention(torch.float32)
     spec = kv.spec(config.shape, 16, 4, attention.layout)

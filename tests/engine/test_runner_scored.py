@@ -45,7 +45,7 @@ class Model:
     def __init__(self, folder: Path):
         write_checkpoint(folder, CONFIG, seed=4)
         self._config = read_config(folder)
-        self._model = load(folder, self._config, torch.float32, CONTEXT)
+        self._model = load(folder, self._config, torch.float32)
         self._oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def driven(self, *, lag: int = 0, pages: int = 64, **limits: Any) -> Driven:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace_wire.memory import Load, footprints
-from headrace_wire.shape import ARCHITECTURES, ShapeError, read_shape
+from headrace_wire.shape import ARCHITECTURES, ShapeError, read_shape, read_window
 
 QWEN2_7B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -51,7 +51,7 @@ def test_published_sizes(config: dict[str, Any], parameters: int) -> None:
 @pytest.mark.parametrize(
     ("config", "positions"),
     [
-        pytest.param(MISTRAL_7B, 4096, id="the-window-bounds-the-context"),
+        pytest.param(MISTRAL_7B, 32768, id="beyond-the-window"),
         pytest.param(MISTRAL_7B | {"sliding_window": None}, 32768, id="no-window"),
         pytest.param(MISTRAL_7B | {"sliding_window": 1 << 20}, 32768, id="wide-window"),
         pytest.param(QWEN2_7B, 32768, id="a-window-that-is-off"),
@@ -75,6 +75,18 @@ def test_null_is_absent() -> None:
     assert (shape.head_dim, shape.kv_heads) == (128, 32)
     with pytest.raises(ShapeError, match="hidden_size: is missing"):
         read_shape(MISTRAL_7B | {"hidden_size": None})
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        pytest.param(MISTRAL_7B, 4096, id="mistral"),
+        pytest.param(MISTRAL_7B | {"sliding_window": None}, None, id="mistral-without"),
+        pytest.param(QWEN2_7B, None, id="off"),
+    ],
+)
+def test_window(config: dict[str, Any], window: int | None) -> None:
+    assert read_window(config, config["architectures"][0]) == window
 
 
 @pytest.mark.parametrize("window", [0, -1, "x", True, 1.5])

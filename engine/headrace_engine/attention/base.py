@@ -13,7 +13,7 @@ class AttentionMeta:
     """Where the tokens of a step sit. Rows are sequences, those with one new token first.
 
     The new tokens of row r are tokens query_start[r] to query_start[r + 1] of the step and the last of its
-    context_len[r] tokens of context; token i of them sees all context up to and with itself.
+    context_len[r] tokens of context; token i of them sees all context up to and with itself, or the backend's window.
     """
 
     decode_rows: int  # leading rows with exactly one new token
@@ -47,6 +47,9 @@ class Attention(Protocol):
         """What all layers of a step share; handed to `run` as `step`."""
         ...
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKv, step: Any) -> Tensor:
-        """Write k and v [tokens, kv_heads, D] into the pages, attend with q [tokens, heads, D]; like q."""
+    def run(self, qkv: Tensor, kv: LayerKv, step: Any) -> Tensor:
+        """Write keys and values of the new tokens into the pages and attend.
+
+        qkv [tokens, heads + 2 * kv_heads, D], queries before keys before values -> [tokens, heads, D].
+        """
         ...

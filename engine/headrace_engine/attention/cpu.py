@@ -4,21 +4,41 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from headrace_engine.attention.base import AttentionMeta, LayerKv
+from headrace_engine.attention.grouping import Group, grouped
 from headrace_wire.protocol import PAGE_TOKENS
 
-BLOCK = 128  # prompt tokens attended in one call; what lies above the diagonal is skipped beyond it
+BLOCK = 64  # prompt tokens attended in one call; what lies above the diagonal is skipped beyond it
+WIDE_BYTES = 32 << 20  # keys and values of a prompt's context up to this size are converted to fp32, which is faster
 
 _sdpa = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 @dataclass(frozen=True)
-class _Row:
-    first: int  # new tokens [first, last) of the step
+class CpuLayerKv(LayerKv):
+    """`k` and `v` are halves of `both` [2 * kv_heads, pages, 64, D], so that a step writes and gathers them at once."""
+
+    both: Tensor
+
+
+@dataclass(frozen=True)
+class _Decode:
+    """Decode rows of one call."""
+
+    group: Group
+    rows: slice | Tensor  # of the step's tokens
+    pages: Tensor | None  # int64, where they are gathered
+    mask: Tensor | None  # [rows, 1, 1, width]: 0 where a row sees, -inf where not
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """A row with several new tokens: [first, last) of the step."""
+
+    first: int
     last: int
     context: int
     page: int  # first page, where all pages are neighbours; else 0
@@ -27,86 +47,148 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Step:
-    rows: list[_Row]
+    decodes: list[_Decode]
+    prompts: list[_Prompt]
     slots: Tensor
-    mask: Tensor | None  # [BLOCK, BLOCK]: 0 on and below the diagonal, -inf above
 
 
 class CpuAttention:
     """KV as [kv_head, page, 64, D]: the tokens of neighbouring pages follow each other inside a head."""
 
-    def __init__(self, dtype: torch.dtype):
+    def __init__(self, dtype: torch.dtype, window: int | None = None):
+        """`window`: a token sees itself and as many before it as make this many; None: all."""
         self._dtype = dtype
+        self._window = window
+        self._pages = 0  # of the pool, with the dummy
+        self._causal: dict[tuple[torch.dtype, int], Tensor] = {}  # masks by dtype and group
         self.layout = "cpu-head-major-64"
-        self._mask = torch.full((BLOCK, BLOCK), float("-inf"), dtype=dtype).triu(1)
 
-    def allocate(self, pages: int, kv_heads: int, head_dim: int) -> LayerKv:
+    def allocate(self, pages: int, kv_heads: int, head_dim: int) -> CpuLayerKv:
         """Zeroed KV of one layer; the operating system backs a page when it is first written."""
-        shape = (kv_heads, pages + 1, PAGE_TOKENS, head_dim)
-        return LayerKv(torch.zeros(shape, dtype=self._dtype), torch.zeros(shape, dtype=self._dtype))
+        self._pages = pages + 1
+        both = torch.zeros((2 * kv_heads, pages + 1, PAGE_TOKENS, head_dim), dtype=self._dtype)
+        return CpuLayerKv(both[:kv_heads], both[kv_heads:], both)
 
     def prepare(self, meta: AttentionMeta) -> _Step:
-        """Find the rows whose pages are neighbours: they are read in place, others are gathered."""
+        """Group the rows that decode; find out which prompts can be read in place."""
+        table, contexts = meta.pages[0].numpy(), meta.context_len.numpy()
+        decodes = []
+        if meta.decode_rows:
+            groups = grouped(table[: meta.decode_rows], contexts[: meta.decode_rows], self._pages, self._window)
+            decodes = [self._decode(group) for group in groups]
         starts = meta.query_start.tolist()
-        contexts = meta.context_len.tolist()
-        table = meta.pages[0]
-        straight = _straight(table, meta.context_len)
-        firsts = table[:, 0].tolist()
-        rows = []
-        for r, context in enumerate(contexts):
-            pages = None if straight[r] else table[r, : -(-context // PAGE_TOKENS)].long()
-            rows.append(_Row(starts[r], starts[r + 1], context, firsts[r] if straight[r] else 0, pages))
-        return _Step(rows, meta.slots[0], self._mask if meta.max_query > 1 else None)
+        prompts = []
+        for row in range(meta.decode_rows, len(contexts)):
+            context = int(contexts[row])
+            pages = meta.pages[0][row, : -(-context // PAGE_TOKENS)]
+            first = int(pages[0])
+            straight = bool((pages.numpy() == range(first, first + len(pages))).all())
+            prompts.append(
+                _Prompt(starts[row], starts[row + 1], context, first, None if straight else pages.long()),
+            )
+        return _Step(decodes, prompts, meta.slots[0])
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKv, step: _Step) -> Tensor:
-        """Write, then attend row by row."""
+    def _decode(self, group: Group) -> _Decode:
+        first, count = group.rows[0], len(group.rows)
+        neighbours = group.rows == list(range(first, first + count))
+        rows = slice(first, first + count) if neighbours else torch.tensor(group.rows)
+        pages = None if group.pages is None else torch.from_numpy(group.pages)
+        mask = None
+        if any(group.hidden) or any(seen < group.width for seen in group.seen):
+            at = torch.arange(group.width)
+            visible = (at < torch.tensor(group.seen)[:, None]) & (at >= torch.tensor(group.hidden)[:, None])
+            mask = torch.zeros(visible.shape, dtype=self._dtype).masked_fill_(~visible, float("-inf"))[:, None, None]
+        return _Decode(group, rows, pages, mask)
+
+    def run(self, qkv: Tensor, kv: LayerKv, step: _Step) -> Tensor:
+        """Write, then attend: decode rows by group, prompts one by one."""
+        if not isinstance(kv, CpuLayerKv):
+            raise TypeError(f"KV of another backend: {type(kv).__name__}")
         kv_heads, _, _, dim = kv.k.shape
-        kv.k.view(kv_heads, -1, dim).index_copy_(1, step.slots, k.transpose(0, 1))
-        kv.v.view(kv_heads, -1, dim).index_copy_(1, step.slots, v.transpose(0, 1))
-        tokens, heads, _ = q.shape
+        tokens = qkv.shape[0]
+        new = qkv[:, -2 * kv_heads :].transpose(0, 1)
+        kv.both.view(2 * kv_heads, -1, dim).index_copy_(1, step.slots, new)
         # Query heads that share a KV head become rows of one matrix: [tokens, kv_heads, group, D].
-        grouped = q.view(tokens, kv_heads, heads // kv_heads, dim)
-        out = torch.empty_like(grouped)
-        for row in step.rows:
-            keys, values = _context(kv.k, row), _context(kv.v, row)
-            if row.last - row.first == 1:
-                out[row.first] = _sdpa(grouped[row.first].unsqueeze(0), keys, values)[0][0]
-            else:
-                _prefill(grouped, keys, values, out, row, step.mask)
+        q = qkv[:, : -2 * kv_heads].unflatten(1, (kv_heads, -1))
+        heads = qkv.shape[1] - 2 * kv_heads
+        if len(step.decodes) == 1 and not step.prompts and isinstance(step.decodes[0].rows, slice):
+            return _attend(q, kv, step.decodes[0]).reshape(tokens, heads, dim)
+        out = torch.empty(q.shape, dtype=q.dtype)
+        for decode in step.decodes:
+            out[decode.rows] = _attend(q[decode.rows], kv, decode)
+        for prompt in step.prompts:
+            self._prefill(q[prompt.first : prompt.last], kv, prompt, out[prompt.first : prompt.last])
         return out.view(tokens, heads, dim)
 
+    def _prefill(self, q: Tensor, kv: CpuLayerKv, prompt: _Prompt, out: Tensor) -> None:
+        """Attend a prompt's new tokens [n, kv_heads, group, D] in blocks, each to the context up to its own end."""
+        total, kv_heads, group, dim = q.shape
+        keys, values = _context(kv, prompt)
+        before = prompt.context - total
+        low = 0 if self._window is None else max(0, before + 1 - self._window)  # what comes before is not seen
+        keys, values = keys[:, :, low:], values[:, :, low:]
+        if keys.shape[2] * kv_heads * dim * 8 <= WIDE_BYTES:
+            q, keys, values = q.float(), keys.float(), values.float()
+        for first in range(0, total, BLOCK):
+            n = min(BLOCK, total - first)
+            last = before + first + n - low
+            start = 0 if self._window is None else max(0, last - n + 1 - self._window)
+            # Rows are the tokens of the first query head of each KV head, then those of the second.
+            block = q[first : first + n].permute(1, 2, 0, 3).reshape(1, kv_heads, group * n, dim)
+            mask = self._bias(keys.dtype, group, n, last - start)
+            attended = _sdpa(block, keys[:, :, start:last], values[:, :, start:last], attn_mask=mask)[0]
+            out[first : first + n] = attended.view(kv_heads, group, n, dim).permute(2, 0, 1, 3)
 
-def _straight(table: Tensor, context_len: Tensor) -> list[bool]:
-    """Which rows' pages are neighbours in rising order; entries after a row's end do not count."""
-    pages, contexts = table.numpy(), context_len.numpy()
-    columns = np.arange(pages.shape[1], dtype=pages.dtype)
-    beyond = columns >= (contexts[:, None] + PAGE_TOKENS - 1) // PAGE_TOKENS
-    straight: list[bool] = ((pages - pages[:, :1] == columns) | beyond).all(1).tolist()
-    return straight
+    def _bias(self, dtype: torch.dtype, group: int, n: int, seen: int) -> Tensor:
+        """Mask [1, 1, group * n, seen] of the last n of `seen` tokens: part of one that is kept for all lengths."""
+        held = self._causal.get((dtype, group))
+        if held is None or held.shape[2] < seen + BLOCK - n:
+            width = 1 << (seen + BLOCK - 1).bit_length()
+            held = self._causal[dtype, group] = _causal(width, self._window, group).to(dtype)
+        width = held.shape[2] - BLOCK + n
+        return held[:, :n, width - seen : width].reshape(1, 1, group * n, seen)
 
 
-def _context(cache: Tensor, row: _Row) -> Tensor:
-    """Keys or values of a row, [1, kv_heads, context, D]: a view where the pages are neighbours."""
-    kv_heads, pages, size, dim = cache.shape
-    if row.pages is None:
-        strides = (0, pages * size * dim, dim, 1)
-        return cache.as_strided((1, kv_heads, row.context, dim), strides, row.page * size * dim)
-    return cache.index_select(1, row.pages).view(1, kv_heads, -1, dim)[:, :, : row.context]
+def _causal(width: int, window: int | None, group: int) -> Tensor:
+    """[group, BLOCK, width]: what the last BLOCK of `width` tokens see, `group` times."""
+    distance = torch.arange(width - BLOCK, width)[:, None] - torch.arange(width)
+    hidden = (distance < 0) | (distance >= (window or width))
+    return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf")).repeat(group, 1, 1)
 
 
-def _prefill(q: Tensor, k: Tensor, v: Tensor, out: Tensor, row: _Row, mask: Tensor | None) -> None:
-    """Attend a prompt's new tokens in blocks, each to the context up to its own end."""
-    _, kv_heads, group, dim = q.shape
-    before = row.context - (row.last - row.first)
-    for first in range(row.first, row.last, BLOCK):
-        last = min(first + BLOCK, row.last)
-        n = last - first
-        seen = before + last - row.first
-        bias = q.new_zeros(n, seen)
-        if mask is not None:
-            bias[:, seen - n :] = mask[:n, :n]
-        # [1, kv_heads, group * n, D], group-major, so that the mask repeats
-        block = q[first:last].permute(1, 2, 0, 3).reshape(1, kv_heads, group * n, dim)
-        rows = bias.repeat(group, 1).view(1, 1, group * n, seen)
-        attended = _sdpa(block, k[:, :, :seen], v[:, :, :seen], attn_mask=rows)[0]
-        out[first:last] = attended.view(kv_heads, group, n, dim).permute(2, 0, 1, 3)
+def _attend(q: Tensor, kv: CpuLayerKv, decode: _Decode) -> Tensor:
+    """q [rows, kv_heads, group, D]; like q."""
+    keys, values = _gather(kv, decode.pages, len(decode.group.rows)) if decode.pages is not None else _view(kv, decode)
+    attended: Tensor = _sdpa(q, keys, values, attn_mask=decode.mask)[0]
+    return attended
+
+
+def _view(kv: CpuLayerKv, decode: _Decode) -> tuple[Tensor, Tensor]:
+    """Keys and values [rows, kv_heads, width, D] in place."""
+    kv_heads, pages, size, dim = kv.k.shape
+    page = size * dim
+    shape = (len(decode.group.rows), kv_heads, decode.group.width, dim)
+    strides = (decode.group.stride * page, pages * page, dim, 1)
+    at = decode.group.base * page
+    return (
+        kv.k.as_strided(shape, strides, kv.k.storage_offset() + at),
+        kv.v.as_strided(shape, strides, kv.v.storage_offset() + at),
+    )
+
+
+def _gather(kv: CpuLayerKv, pages: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Keys and values [rows, kv_heads, width, D], copied."""
+    heads, _, _, dim = kv.both.shape
+    both = kv.both.index_select(1, pages).view(heads, rows, -1, dim).transpose(0, 1)
+    return both[:, : heads // 2], both[:, heads // 2 :]
+
+
+def _context(kv: CpuLayerKv, prompt: _Prompt) -> tuple[Tensor, Tensor]:
+    """Keys and values of a prompt, [1, kv_heads, context, D]: views where the pages are neighbours."""
+    if prompt.pages is not None:
+        keys, values = _gather(kv, prompt.pages, 1)
+        return keys[:, :, : prompt.context], values[:, :, : prompt.context]
+    heads, _, size, dim = kv.both.shape
+    first = prompt.page * size
+    both = kv.both.view(heads, -1, dim)[:, first : first + prompt.context].unsqueeze(0)
+    return both[:, : heads // 2], both[:, heads // 2 :]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headrace_engine.core.failure import StartError
+from headrace_engine.models.digest import INDEX
 
 SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 MAX_HEADER = 100 << 20  # bytes, as safetensors bounds it
 DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 
@@ -49,26 +47,6 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 def weights_bytes(folder: Path) -> int:
     """Bytes of the safetensors files."""
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
-def digest(folder: Path) -> str:
-    """Hex sha256 over config.json, the index and each file's name, size and header: the same as the core reports."""
-    h = hashlib.sha256(b"headrace.weights.v1")
-    for part in _identity(folder):
-        h.update(len(part).to_bytes(8, "little"))
-        h.update(part)
-    return h.hexdigest()
-
-
-def _identity(folder: Path) -> Iterator[bytes]:
-    for name in ("config.json", INDEX):
-        path = folder / name
-        yield path.read_bytes() if path.exists() else b""
-    for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        yield f"{path.name} {size}".encode()
-        with path.open("rb") as file:
-            yield file.read(min(int.from_bytes(file.read(8), "little"), size))
 
 
 def _read_index(folder: Path) -> dict[str, str]:

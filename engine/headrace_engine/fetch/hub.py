@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace_engine.core.failure import StartError
-from headrace_engine.fetch.headers import INDEX, SINGLE
+from headrace_engine.fetch.headers import SINGLE
 from headrace_engine.fetch.sources import Hub
+from headrace_engine.models.digest import INDEX
 
 log = logging.getLogger(__name__)
 

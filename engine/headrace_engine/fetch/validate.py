@@ -1,4 +1,5 @@
-"""Is a model folder whole? Reads configuration, tokenizer and headers of the weights; seconds, whatever their size."""
+"""Is a model folder whole? Configuration, tokenizer and headers of the weights are checked before anything large is
+read; then the digest reads all of it."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace_engine.core.failure import StartError
-from headrace_engine.fetch.headers import Tensor, digest, read_tensors, weights_bytes
+from headrace_engine.fetch.headers import Tensor, read_tensors, weights_bytes
 from headrace_engine.models.config import CONFIG, read_config
+from headrace_engine.models.digest import weights_digest
 from headrace_wire.chat import ChatTokenizer, TokenizerInvalid
 from headrace_wire.shape import ModelShape
 
@@ -41,7 +43,7 @@ def validate(folder: Path) -> Valid:
         message = f"{TOKENIZER} has {tokenizer.size} tokens, the model's vocab_size is {shape.vocab}"
         raise StartError("ModelInvalid", message, TOKENIZER)
     _check_tensors(read_tensors(folder), shape)
-    return Valid(shape, digest(folder), weights_bytes(folder), tokenizer)
+    return Valid(shape, weights_digest(folder), weights_bytes(folder), tokenizer)
 
 
 def _check_tensors(tensors: dict[str, Tensor], shape: ModelShape) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace_engine.core.failure import StartError
-from headrace_wire.shape import ARCHITECTURES, ModelShape, ShapeError, read_shape
+from headrace_wire.shape import ARCHITECTURES, ModelShape, ShapeError, read_shape, read_window
 
 CONFIG = "config.json"
 
@@ -54,6 +54,7 @@ class DecoderConfig:
     norm_eps: float
     rope: Rope
     mlp_bias: bool = False
+    window: int | None = None  # tokens that one sees, itself included; None: all
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -77,7 +78,11 @@ def read_config(folder: Path) -> DecoderConfig:
     if not isinstance(eps, int | float) or not 0 < eps < 1:
         raise StartError("ModelInvalid", f"{CONFIG}: rms_norm_eps: must be between 0 and 1, got {eps!r}", CONFIG)
     return DecoderConfig(
-        shape=shape, norm_eps=float(eps), rope=_rope(config), mlp_bias=bool(config.get("mlp_bias", False))
+        shape=shape,
+        norm_eps=float(eps),
+        rope=_rope(config),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        window=read_window(config, shape.architecture),
     )
 
 

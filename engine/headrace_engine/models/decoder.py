@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -10,25 +11,32 @@ from torch import Tensor
 
 from headrace_engine.attention.base import Attention, AttentionMeta, LayerKv
 from headrace_engine.models.config import DecoderConfig
-from headrace_engine.models.layers import DecoderLayer, Linear, Parallel, RmsNorm, RotaryTable
+from headrace_engine.models.layers import DecoderLayer, Linear, Parallel, RmsNorm, Rotary
 from headrace_engine.models.loader import Weights
 
+log = logging.getLogger(__name__)
+
+PROGRESS_LINES = 4  # in the log while the layers are loaded
 TIED_COPY_BYTES = 64 << 20  # a head that is the embedding is copied for speed only where that costs little
 
 
 class Decoder:
     """Embedding, layers, final norm, head. Tensor names are those of the `model.` and `lm_head.` prefixes."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights, parallel: Parallel, max_tokens: int):
-        """`max_tokens`: context length. Raises StartError naming a tensor that is missing or of a wrong shape."""
+    def __init__(self, config: DecoderConfig, weights: Weights, parallel: Parallel):
+        """Raises StartError naming a tensor that is missing or of a wrong shape."""
         shape = config.shape
         self.config = config
         self._embedding = weights.get("model.embed_tokens.weight", shape.vocab, shape.hidden)
-        self._layers = [DecoderLayer(weights, f"model.layers.{i}", config, parallel) for i in range(shape.layers)]
+        self._layers = []
+        for i in range(shape.layers):
+            self._layers.append(DecoderLayer(weights, f"model.layers.{i}", config, parallel))
+            if (i + 1) * PROGRESS_LINES // shape.layers > i * PROGRESS_LINES // shape.layers:
+                log.info("weights loaded", extra={"layers": i + 1, "of": shape.layers})
         self._norm = RmsNorm(weights.get("model.norm.weight", shape.hidden), config.norm_eps)
         head = self._embedding if shape.tied else weights.get("lm_head.weight", shape.vocab, shape.hidden)
         self._head = Linear(head, copy=not shape.tied or head.nbytes <= TIED_COPY_BYTES)
-        self._rotary = RotaryTable(config, max_tokens, self._embedding.dtype)
+        self._rotary = Rotary(config)
 
     @property
     def dtype(self) -> torch.dtype:

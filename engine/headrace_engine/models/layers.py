@@ -31,51 +31,57 @@ class Parallel:
 
 @dataclass(frozen=True)
 class Rotation:
-    """cos and signed sin of the step's positions, [tokens, 1, D]."""
+    """cos and signed sin of the step's positions, fp32 [tokens, 1, D]."""
 
     cos: Tensor
     sin: Tensor  # the first half negated
 
     def apply(self, x: Tensor) -> Tensor:
-        """Rotate [tokens, heads, D]: dimension i is paired with i + D / 2."""
-        half = x.shape[-1] // 2
-        swapped = torch.cat((x[..., half:], x[..., :half]), -1)
-        return torch.addcmul(x * self.cos, swapped, self.sin)
+        """Rotate fp32 [tokens, heads, D]: dimension i is paired with i + D / 2."""
+        return torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, -1), self.sin)
 
 
-class RotaryTable:
-    """cos and sin of every position up to the context length."""
+class Rotary:
+    """Rotations by position. They are computed anew for each step: a table would be as long as the longest context."""
 
-    def __init__(self, config: DecoderConfig, max_tokens: int, dtype: torch.dtype):
-        inverse = torch.tensor(config.rope.frequencies(config.shape.head_dim), dtype=torch.float32)
-        angles = torch.outer(torch.arange(max_tokens, dtype=torch.float32), inverse)
-        self._cos = torch.cat((angles.cos(), angles.cos()), -1).to(dtype)
-        self._sin = torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)
+    def __init__(self, config: DecoderConfig):
+        self._frequencies = torch.tensor(config.rope.frequencies(config.shape.head_dim), dtype=torch.float32)
 
     def at(self, positions: Tensor) -> Rotation:
         """Of positions int64 [tokens]."""
-        return Rotation(
-            self._cos.index_select(0, positions).unsqueeze(1), self._sin.index_select(0, positions).unsqueeze(1)
-        )
+        angles = torch.outer(positions.float(), self._frequencies)
+        cos, sin = angles.cos(), angles.sin()
+        return Rotation(torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1))
 
 
 class RmsNorm:
-    """x / rms(x) * weight over the last dimension."""
+    """x / rms(x) * weight over the last dimension, computed in fp32.
+
+    In bfloat16 these few operations take two thirds of the time of torch's own, which is made of more.
+    """
 
     def __init__(self, weight: Tensor, eps: float):
-        self._weight = weight
-        self._shape = tuple(weight.shape)
-        self._eps = eps
+        """`weight` [size] or, for heads that have their own, [heads, size]."""
+        self._weight = weight.float()
+        self._share = 1.0 / weight.shape[-1]
+        self._eps = torch.tensor([eps])
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self._shape, self._weight, self._eps)
+        return self.wide(x.float()).to(x.dtype)
+
+    def wide(self, x: Tensor) -> Tensor:
+        """fp32 to fp32."""
+        norm = torch.linalg.vector_norm(x, 2, -1, True)
+        inverse = torch.addcmul(self._eps, norm, norm, value=self._share).rsqrt_()
+        return (x * inverse).mul_(self._weight)
 
 
 class Linear:
     """x W^T + b; `weight` [out, in], several stacked ones make one call.
 
     The weight is kept in the order that the CPU's matrix kernels read fastest: packed by oneDNN in bfloat16, by columns
-    in float32. Both are copies: with `copy` False (a weight that something else keeps anyway) it is used as it is.
+    in float32. Both are copies, and the original is let go: with `copy` False (a weight that something else keeps
+    anyway) it is used as it is.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, copy: bool = True):
@@ -88,10 +94,33 @@ class Linear:
         self._weight = weight if self._packed is None else None
 
     def __call__(self, x: Tensor) -> Tensor:
+        return self._pointwise(x, "none") if self._packed is not None else F.linear(x, self._weight, self._bias)
+
+    def silu(self, x: Tensor) -> Tensor:
+        """silu(x W^T + b)."""
         if self._packed is not None:
-            packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
-            return packed
-        return F.linear(x, self._weight, self._bias)
+            return self._pointwise(x, "swish")
+        return F.silu(F.linear(x, self._weight, self._bias), inplace=True)
+
+    def times(self, x: Tensor, factor: Tensor) -> Tensor:
+        """(x W^T + b) * factor."""
+        if self._packed is not None:
+            return self._binary(x, factor, "mul")
+        return F.linear(x, self._weight, self._bias).mul_(factor)
+
+    def plus(self, x: Tensor, term: Tensor) -> Tensor:
+        """x W^T + b + term."""
+        if self._packed is not None:
+            return self._binary(x, term, "add")
+        return F.linear(x, self._weight, self._bias).add_(term)
+
+    def _pointwise(self, x: Tensor, after: str) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, after, [], "")
+        return result
+
+    def _binary(self, x: Tensor, other: Tensor, after: str) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self._bias, after)
+        return result
 
 
 def _packs_bfloat16() -> bool:
@@ -107,18 +136,18 @@ def stacked(weights: Weights, names: list[str], outs: list[int], size: int, bias
 
 
 class Mlp:
-    """down(silu(gate(x)) * up(x))."""
+    """down(silu(gate(x)) * up(x)); the activation and the product are part of the matrix kernels."""
 
     def __init__(self, weights: Weights, prefix: str, config: DecoderConfig, parallel: Parallel):
         inner = config.shape.intermediate // parallel.tp
         hidden = config.shape.hidden
-        names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
-        self._gate_up = stacked(weights, names, [inner, inner], hidden, config.mlp_bias)
+        self._gate = stacked(weights, [f"{prefix}.gate_proj"], [inner], hidden, config.mlp_bias)
+        self._up = stacked(weights, [f"{prefix}.up_proj"], [inner], hidden, config.mlp_bias)
         self._down = stacked(weights, [f"{prefix}.down_proj"], [hidden], inner, config.mlp_bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self._gate_up(x).chunk(2, -1)
-        return self._down(F.silu(gate).mul_(up))
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        """x, residual [tokens, hidden]; their sum after the block."""
+        return self._down.plus(self._up.times(x, self._gate.silu(x)), residual)
 
 
 class AttentionBlock:
@@ -132,22 +161,24 @@ class AttentionBlock:
         names = [f"{prefix}.{name}_proj" for name in "qkv"]
         self._qkv = stacked(weights, names, [q, kv, kv], shape.hidden, shape.attention_bias)
         self._out = stacked(weights, [f"{prefix}.o_proj"], [shape.hidden], q, shape.output_bias)
-        self._q_norm = self._k_norm = None
+        self._norm: RmsNorm | None = None
         if shape.qk_norm:
-            self._q_norm = RmsNorm(weights.get(f"{prefix}.q_norm.weight", self._dim), config.norm_eps)
-            self._k_norm = RmsNorm(weights.get(f"{prefix}.k_norm.weight", self._dim), config.norm_eps)
+            q_norm = weights.get(f"{prefix}.q_norm.weight", self._dim).expand(self._heads, -1)
+            k_norm = weights.get(f"{prefix}.k_norm.weight", self._dim).expand(self._kv_heads, -1)
+            self._norm = RmsNorm(torch.cat((q_norm, k_norm)), config.norm_eps)
 
-    def __call__(self, x: Tensor, rotation: Rotation, attention: Attention, kv: LayerKv, step: Any) -> Tensor:
-        """x [tokens, hidden] -> [tokens, hidden]."""
+    def __call__(
+        self, x: Tensor, residual: Tensor, rotation: Rotation, attention: Attention, kv: LayerKv, step: Any
+    ) -> Tensor:
+        """x, residual [tokens, hidden]; their sum after the block."""
         tokens = x.shape[0]
-        heads = self._qkv(x).view(tokens, -1, self._dim)
-        rotated, v = heads[:, : self._heads + self._kv_heads], heads[:, self._heads + self._kv_heads :]
-        if self._q_norm is not None and self._k_norm is not None:
-            q, k = rotated[:, : self._heads], rotated[:, self._heads :]
-            rotated = torch.cat((self._q_norm(q), self._k_norm(k)), 1)
-        rotated = rotation.apply(rotated)
-        q, k = rotated[:, : self._heads], rotated[:, self._heads :]
-        return self._out(attention.run(q, k, v, kv, step).view(tokens, -1))
+        qkv = self._qkv(x).view(tokens, -1, self._dim)
+        rotated = qkv[:, : self._heads + self._kv_heads]
+        wide = rotated.float()
+        if self._norm is not None:
+            wide = self._norm.wide(wide)
+        rotated.copy_(rotation.apply(wide))
+        return self._out.plus(attention.run(qkv, kv, step).view(tokens, -1), residual)
 
 
 class DecoderLayer:
@@ -161,5 +192,5 @@ class DecoderLayer:
         self._mlp = Mlp(weights, f"{prefix}.mlp", config, parallel)
 
     def __call__(self, x: Tensor, rotation: Rotation, attention: Attention, kv: LayerKv, step: Any) -> Tensor:
-        x = x + self._attention(self._input_norm(x), rotation, attention, kv, step)
-        return x.add_(self._mlp(self._post_norm(x)))
+        x = self._attention(self._input_norm(x), x, rotation, attention, kv, step)
+        return self._mlp(self._post_norm(x), x)

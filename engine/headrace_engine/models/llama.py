@@ -10,6 +10,6 @@ from headrace_engine.models.loader import Weights
 ARCHITECTURE = "LlamaForCausalLM"
 
 
-def build(config: DecoderConfig, weights: Weights, parallel: Parallel, max_tokens: int) -> Decoder:
+def build(config: DecoderConfig, weights: Weights, parallel: Parallel) -> Decoder:
     """The decoder as it is."""
-    return Decoder(config, weights, parallel, max_tokens)
+    return Decoder(config, weights, parallel)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -15,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from headrace_engine.core.failure import StartError
+from headrace_engine.models.digest import INDEX
 
 SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 
 class Weights:
@@ -87,31 +85,6 @@ class Weights:
             except (SafetensorError, OSError) as error:
                 raise StartError("ModelInvalid", f"{file} cannot be read: {error}", file) from error
         return self._files[file]
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, sorted."""
-    return sorted(folder.glob("*.safetensors"))
-
-
-def weights_digest(folder: Path) -> str:
-    """Hex sha256 over config.json, the shards' index, and each file's name, size and header; contents are not read."""
-    h = hashlib.sha256(b"headrace.weights.v1")
-    for part in _identity(folder):
-        h.update(len(part).to_bytes(8, "little"))
-        h.update(part)
-    return h.hexdigest()
-
-
-def _identity(folder: Path) -> Iterator[bytes]:
-    for name in ("config.json", INDEX):
-        path = folder / name
-        yield path.read_bytes() if path.exists() else b""
-    for path in weight_files(folder):
-        yield f"{path.name} {path.stat().st_size}".encode()
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            yield file.read(min(size, path.stat().st_size))
 
 
 def _plain(name: object) -> bool:

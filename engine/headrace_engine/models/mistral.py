@@ -1,4 +1,4 @@
-"""Mistral: as Llama. Its window is not implemented: contexts end at its size (see `headrace_wire.shape`)."""
+"""Mistral: as Llama; where the config has a window, attention ends at it. KV before it is kept all the same."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from headrace_engine.models.loader import Weights
 ARCHITECTURE = "MistralForCausalLM"
 
 
-def build(config: DecoderConfig, weights: Weights, parallel: Parallel, max_tokens: int) -> Decoder:
+def build(config: DecoderConfig, weights: Weights, parallel: Parallel) -> Decoder:
     """The decoder as it is."""
-    return Decoder(config, weights, parallel, max_tokens)
+    return Decoder(config, weights, parallel)

@@ -10,8 +10,8 @@ from headrace_engine.models.loader import Weights
 ARCHITECTURE = "Qwen3ForCausalLM"
 
 
-def build(config: DecoderConfig, weights: Weights, parallel: Parallel, max_tokens: int) -> Decoder:
+def build(config: DecoderConfig, weights: Weights, parallel: Parallel) -> Decoder:
     """The decoder; `shape.qk_norm` turns the head norms on."""
     if not config.shape.qk_norm:
         raise ValueError("a Qwen3 shape has head norms")
-    return Decoder(config, weights, parallel, max_tokens)
+    return Decoder(config, weights, parallel)

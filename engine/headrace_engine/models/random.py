@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from headrace_engine.models.loader import INDEX, SINGLE
+from headrace_engine.models.digest import INDEX
+from headrace_engine.models.loader import SINGLE
 from headrace_wire.shape import ModelShape, read_shape
 
 

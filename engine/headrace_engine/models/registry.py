@@ -18,7 +18,7 @@ from headrace_engine.models.loader import Weights
 class Family(Protocol):
     """Builds a model of one architecture."""
 
-    def __call__(self, config: DecoderConfig, weights: Weights, parallel: Parallel, max_tokens: int) -> Decoder:
+    def __call__(self, config: DecoderConfig, weights: Weights, parallel: Parallel) -> Decoder:
         """Raises StartError naming a tensor that is missing or of a wrong shape."""
         ...
 
@@ -26,11 +26,11 @@ class Family(Protocol):
 FAMILIES: dict[str, Family] = {family.ARCHITECTURE: family.build for family in (llama, mistral, qwen2, qwen3)}
 
 
-def load(folder: Path, config: DecoderConfig, dtype: torch.dtype, max_tokens: int) -> Decoder:
+def load(folder: Path, config: DecoderConfig, dtype: torch.dtype) -> Decoder:
     """The model of a folder, on one rank."""
     family = FAMILIES.get(config.shape.architecture)
     if family is None:
         message = f"config.json: architectures: {config.shape.architecture} is not supported"
         raise StartError("ArchitectureUnsupported", message, "config.json")
     with Weights(folder, dtype) as weights:
-        return family(config, weights, Parallel(), max_tokens)
+        return family(config, weights, Parallel())

@@ -15,7 +15,7 @@ from headrace_engine.core.failure import StartError
 from headrace_engine.core.plan import Runner
 from headrace_engine.core.sequence import pages_for
 from headrace_engine.models.config import DecoderConfig, read_config
-from headrace_engine.models.loader import weight_files, weights_digest
+from headrace_engine.models.digest import weight_files, weights_digest
 from headrace_engine.models.registry import load
 from headrace_engine.runner import kv, memory
 from headrace_engine.runner.runner import TorchRunner
@@ -45,8 +45,8 @@ def build(config: EngineConfig) -> Engine:
     shape = decoder.shape
     name, dtype = _dtype(config, decoder)
     max_tokens = _context(config, shape)
-    model = load(folder, decoder, dtype, max_tokens)
-    attention = CpuAttention(dtype)
+    model = load(folder, decoder, dtype)
+    attention = CpuAttention(dtype, decoder.window)
     pages, arithmetic = _pool(config, shape, max_tokens, dtype.itemsize)
     arithmetic["weights_bytes"] = sum(path.stat().st_size for path in weight_files(folder))
     log.info("model loaded", extra={"model": config.served_name, "dtype": name, "threads": torch.get_num_threads()})

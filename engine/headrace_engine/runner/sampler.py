@@ -55,7 +55,7 @@ def sample(logits: Tensor, draws: list[Draw]) -> list[int]:
     if random:
         noisy = _noisy(logits[random], [draws[i] for i in random])
         logits = noisy if len(random) == len(draws) else logits.index_copy(0, torch.tensor(random), noisy)
-    drawn: list[int] = logits.argmax(-1).tolist()
+    drawn: list[int] = logits.numpy().argmax(-1).tolist()  # torch's own takes twenty times as long
     return drawn
 
 

@@ -1,0 +1,123 @@
+"""Which decode rows are attended in one call: rows whose pages are one strided view, or are gathered together.
+
+A row whose pages are neighbours is a plain matrix inside a KV head. Rows whose first pages lie equally far apart are
+one view with a stride, read in place; rows on scattered pages are copied together. What a row of a group does not see
+is hidden by a mask. Rows of one group have page counts between two powers of two, so that about half of what is
+computed is hidden at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace_wire.protocol import PAGE_TOKENS
+
+GATHER_PAGES = 128  # pages copied for one call; a row with more of them is alone
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one call. Each sees the tokens from its `hidden` to its `seen`, counted from its first page."""
+
+    rows: list[int]
+    seen: list[int]
+    hidden: list[int]  # fewer than a page; more than 0 only where a window begins inside one
+    pages: npt.NDArray[np.int64] | None  # [rows * most pages], the dummy page after a row's end; None: read in place
+    base: int = 0  # first page of the first row
+    stride: int = 0  # pages from one row's first to the next one's
+
+    @property
+    def width(self) -> int:
+        """Tokens that the call covers for each row."""
+        return max(self.seen) if self.pages is None else len(self.pages) // len(self.rows) * PAGE_TOKENS
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """All decode rows: first visible page in the table, number of pages from there, tokens."""
+
+    first: Ints
+    count: Ints
+    hidden: Ints
+    seen: Ints
+    base: Ints  # number of the first visible page
+    straight: npt.NDArray[np.bool_]  # are the pages neighbours in rising order?
+
+
+def grouped(table: Ints, contexts: Ints, total: int, window: int | None = None) -> list[Group]:
+    """Every row in one group. `total`: pages of the pool with the dummy; no view leads beyond them."""
+    rows = _visible(table, contexts, window)
+    groups: list[Group] = []
+    size = np.ceil(np.log2(rows.count)).astype(np.int64)  # 1, 2, 3-4, 5-8, ... pages
+    straight = np.flatnonzero(rows.straight)
+    order = straight[np.lexsort((rows.base[straight], size[straight]))].tolist()
+    sizes, bases = size.tolist(), rows.base.tolist()
+    for chosen in _progressions(order, sizes, bases):
+        groups += _in_place(rows, chosen, total)
+    scattered = np.flatnonzero(~rows.straight)
+    for chosen in _packs(scattered[np.argsort(rows.count[scattered], kind="stable")].tolist(), sizes, rows.count):
+        groups.append(_gathered(rows, chosen, table))
+    return groups
+
+
+def _visible(table: Ints, contexts: Ints, window: int | None) -> _Rows:
+    skipped = np.zeros_like(contexts) if window is None else np.maximum(contexts - window, 0)
+    first = skipped // PAGE_TOKENS
+    count = (contexts + PAGE_TOKENS - 1) // PAGE_TOKENS - first
+    base = table[np.arange(len(table)), first]
+    columns = np.arange(table.shape[1], dtype=table.dtype)
+    outside = (columns < first[:, None]) | (columns >= (first + count)[:, None])
+    straight = ((table - base[:, None] == columns - first[:, None]) | outside).all(1)
+    return _Rows(first, count, skipped - first * PAGE_TOKENS, contexts - first * PAGE_TOKENS, base, straight)
+
+
+def _progressions(order: list[int], sizes: list[int], bases: list[int]) -> Iterator[list[int]]:
+    """Cut rows sorted by size and first page where the distance of first pages changes."""
+    chosen: list[int] = []
+    for row in order:
+        if chosen and (
+            sizes[row] != sizes[chosen[0]]
+            or (len(chosen) > 1 and bases[row] - bases[chosen[-1]] != bases[chosen[1]] - bases[chosen[0]])
+        ):
+            yield chosen
+            chosen = []
+        chosen.append(row)
+    if chosen:
+        yield chosen
+
+
+def _in_place(rows: _Rows, chosen: list[int], total: int) -> Iterator[Group]:
+    """One group; the last row apart where the others' width would lead beyond the pool."""
+    bases = rows.base[chosen].tolist()
+    if len(chosen) > 1 and bases[-1] + int(rows.count[chosen].max()) > total:
+        yield from _in_place(rows, chosen[:-1], total)
+        yield from _in_place(rows, chosen[-1:], total)
+        return
+    stride = bases[1] - bases[0] if len(bases) > 1 else 0
+    yield Group(chosen, rows.seen[chosen].tolist(), rows.hidden[chosen].tolist(), None, bases[0], stride)
+
+
+def _packs(order: list[int], sizes: list[int], counts: Ints) -> Iterator[list[int]]:
+    """Cut rows sorted by their number of pages so that one size fills at most GATHER_PAGES."""
+    chosen: list[int] = []
+    for row in order:
+        if chosen and (sizes[row] != sizes[chosen[0]] or int(counts[row]) * (len(chosen) + 1) > GATHER_PAGES):
+            yield chosen
+            chosen = []
+        chosen.append(row)
+    if chosen:
+        yield chosen
+
+
+def _gathered(rows: _Rows, chosen: list[int], table: Ints) -> Group:
+    count = rows.count[chosen]
+    columns = np.arange(int(count.max()))
+    at = np.minimum(rows.first[chosen][:, None] + columns, table.shape[1] - 1)
+    pages = np.where(columns < count[:, None], table[np.array(chosen)[:, None], at], 0)
+    return Group(chosen, rows.seen[chosen].tolist(), rows.hidden[chosen].tolist(), pages.reshape(-1).astype(np.int64))
