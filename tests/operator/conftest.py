@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from cluster import binaries, cache, toolchain
 from cluster.apionly import ApiServer
 from cluster.errors import ClusterError
 from headrace.api.crd import crds
+from headrace.testing.running import Bench
 
 CURE = "run `make setup`: tests never skip what they need"
 _numbers = itertools.count(1)
@@ -58,6 +59,27 @@ def _install_crds(server: ApiServer) -> None:
     waited = server.kubectl("wait", "--for=condition=Established", "--timeout=30s", *names)
     if waited.returncode:
         pytest.fail(f"the CRDs were not established: {waited.stderr}", pytrace=False)
+
+
+@pytest.fixture
+def later() -> Callable[[Bench], Awaitable[None]]:
+    """Waits until what is created is a second younger than what was: creationTimestamps have whole seconds."""
+
+    async def stamp(on: Bench) -> str:
+        body = {"metadata": {"name": "never-made", "namespace": on.namespace}}
+        path = f"/api/v1/namespaces/{on.namespace}/configmaps"
+        made = await on.client.request("POST", path, body=body, params={"dryRun": "All"})
+        return str(made["metadata"]["creationTimestamp"])
+
+    async def wait(on: Bench) -> None:
+        before = await stamp(on)
+
+        async def is_later() -> bool:
+            return await stamp(on) > before
+
+        await on.until("a later second", is_later)
+
+    return wait
 
 
 @pytest.fixture

@@ -189,7 +189,9 @@ async def _idle(operator: Any) -> bool:
     return bool(operator.queue.idle)
 
 
-def test_the_operator_waits_for_the_custom_resources(apiserver: ApiServer, namespace: str) -> None:
+def test_the_operator_waits_for_the_custom_resources(
+    apiserver: ApiServer, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Without the right to list them it neither ends nor writes; with it, it begins."""
     user = f"system:serviceaccount:{namespace}:late"
     config = str(apiserver.kubeconfig_as(user, ["system:authenticated"]))
@@ -198,7 +200,11 @@ def test_the_operator_waits_for_the_custom_resources(apiserver: ApiServer, names
         async with bench(str(apiserver.kubeconfig), namespace) as on:
             await on.model()
             async with running(settings_for(config, namespace)):
-                await asyncio.sleep(1.0)
+
+                async def waits() -> bool:
+                    return any("cannot be listed" in record.getMessage() for record in caplog.records)
+
+                await on.until("a line that says what it waits for", waits)
                 assert await on.get(DEPLOYMENTS) is None
                 for kind, body in _all_rights(namespace, user).items():
                     path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/{kind}"

@@ -358,13 +358,13 @@ def test_memory_that_does_not_fit_refuses_before_any_pod(play: Any) -> None:
     play(test)
 
 
-def test_of_two_tenants_with_one_key_the_older_keeps_it(play: Any) -> None:
+def test_of_two_tenants_with_one_key_the_older_keeps_it(play: Any, later: Any) -> None:
     async def test(on: Bench) -> None:
         await on.model()
         key = {"name": "ci", "sha256": "a" * 64}
         await on.create(TENANTS, "older", {"spec": {"apiKeys": [key], "models": [{"name": "demo"}]}})
         await on.condition(TENANTS, "older", "Accepted", "True")
-        await asyncio.sleep(1.1)  # creationTimestamps have whole seconds
+        await later(on)
         await on.create(TENANTS, "younger", {"spec": {"apiKeys": [key]}})
         taken = await on.condition(TENANTS, "younger", "Accepted", "False", "KeyInUse")
         assert "Tenant older" in taken["message"]
