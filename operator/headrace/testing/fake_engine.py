@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
@@ -19,13 +19,14 @@ from typing import Any, Self
 
 import msgspec
 
-from headrace.testing.fake_answer import Answer, Choice
-from headrace.testing.fake_bodies import Body, prompt_text, prompt_tokens, read_body
+from headrace.testing.fake_answer import Answer, Asked, Choice, Told
+from headrace.testing.fake_bodies import Body, prompts_text, read_body
+from headrace.testing.fake_choices import Speaker
 from headrace.testing.fake_scheduler import CACHE_ROOT, Scheduler, Sequence, Speed
 from headrace.testing.loopback import LoopbackServer, Request, Responder
 from headrace.testing.tiny_tokenizer import tiny_bundle
 from headrace_wire.chat import ChatTokenizer
-from headrace_wire.protocol import EngineState, Finish, KvGroup, ModelInfo, TokenizerBundle
+from headrace_wire.protocol import EngineState, KvGroup, ModelInfo, TokenizerBundle
 from headrace_wire.reasons import Reason, RequestError
 
 Answers = Mapping[str, str] | Callable[[str], str]
@@ -74,15 +75,6 @@ class Settings:
     port: int = 0  # 0: any free one
 
 
-@dataclass(frozen=True)
-class Piece:
-    """New text of a choice, and whether it was the last."""
-
-    choice: Choice
-    text: str
-    finish: Finish | None
-
-
 class FakeEngine:
     """Use as an async context manager; `url` is its base. Keyword arguments are fields of Settings and Speed."""
 
@@ -95,6 +87,7 @@ class FakeEngine:
         self.tokenizer = ChatTokenizer(bundle or tiny_bundle())
         self.answers = answers
         self.scheduler = Scheduler(self.settings.max_sequences, self.settings.total_pages, self.speed)
+        self._speaker = Speaker(self.tokenizer, self.scheduler, self.settings.max_tokens, self._reply)
         self.seen: list[Seen] = []
         self.cancelled = 0  # requests whose client left before the end
         self.draining = False
@@ -244,9 +237,14 @@ class FakeEngine:
         injection = self._faults.pop(0) if self._faults else None
         if injection is not None and await self._broken_at_once(injection.fault, responder):
             return
-        sequences = self._sequences(body, chat=chat)
-        identity = body.headrace.id or f"fake-{next(self._ids)}"
-        answer = Answer(self.settings.model, identity, chat=chat, prompt=len(sequences[0].prompt))
+        if body.model != self.settings.model:
+            raise RequestError(Reason.MODEL_NOT_FOUND, f"there is no model {body.model!r}", param="model")
+        sequences = self._speaker.sequences(body, chat=chat)
+        identity = body.hints.id or f"fake-{next(self._ids)}"
+        tokens = sum(len(sequence.prompt) for sequence in sequences[:: body.choices])
+        echoes = [text if body.echo else "" for text in prompts_text(body, self.tokenizer) for _ in range(body.choices)]
+        told = Told(body.top, body.usage_everywhere)
+        answer = Answer(self.settings.model, identity, self.tokenizer, Asked(tokens, echoes), chat=chat, told=told)
         try:
             if body.stream:
                 await self._stream(answer, body, sequences, responder, injection)
@@ -276,91 +274,20 @@ class FakeEngine:
         finally:
             self.cancelled += 1
 
-    def _sequences(self, body: Body, *, chat: bool) -> list[Sequence]:
-        if body.model != self.settings.model:
-            raise RequestError(Reason.MODEL_NOT_FOUND, f"there is no model {body.model!r}", param="model")
-        prompt, context, hints = prompt_tokens(body, self.tokenizer), self.settings.max_tokens, body.headrace
-        if len(prompt) + 1 > context:
-            raise RequestError(
-                Reason.CONTEXT_EXCEEDED,
-                f"the prompt has {len(prompt)} tokens; the context of {context} tokens must also hold one of output",
-                param="messages" if chat else "prompt",
-            )
-        limit = min(body.limit or context, context - len(prompt))
-        answer = [*self.tokenizer.encode_text(self._answer(prompt_text(body))), *self.tokenizer.eos_ids[:1]]
-        if body.ignore_eos:
-            answer = list(itertools.islice(itertools.cycle(answer[:-1] or [0]), limit))
-        return [
-            Sequence(
-                prompt=prompt,
-                answer=answer,
-                limit=limit,
-                holder=hints.holder,
-                priority=hints.priority,
-                salt=_salt(hints.salt),
-                left_s=None if hints.left_ms is None else hints.left_ms / 1000,
-            )
-            for _ in range(body.n or 1)
-        ]
-
-    def _answer(self, question: str) -> str:
+    def _reply(self, question: str) -> str:
         if self.answers is None:
             return question
         return self.answers(question) if callable(self.answers) else self.answers.get(question, question)
 
-    async def _pieces(self, body: Body, sequences: list[Sequence]) -> AsyncGenerator[Piece, None]:
-        """Each choice's new text as it comes; `finish` is set with its last one."""
-        queue: asyncio.Queue[Piece | RequestError] = asyncio.Queue()
-        choices = [Choice(index) for index in range(len(sequences))]
-
-        async def produce(choice: Choice, sequence: Sequence) -> None:
-            try:
-                async for piece in self._texts(choice, body, sequence):
-                    queue.put_nowait(Piece(choice, piece, choice.finish))
-            except RequestError as error:
-                queue.put_nowait(error)
-
-        tasks = [asyncio.ensure_future(produce(*pair)) for pair in zip(choices, sequences, strict=True)]
-        try:
-            running = len(choices)
-            while running:
-                item = await queue.get()
-                if isinstance(item, RequestError):
-                    raise item
-                running -= item.finish is not None
-                yield item
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _texts(self, choice: Choice, body: Body, sequence: Sequence) -> AsyncGenerator[str, None]:
-        detokenizer, sent = self.tokenizer.detokenizer(), 0
-        held = max((len(stop) for stop in body.stops), default=1) - 1  # characters kept back
-        async with aclosing(self.scheduler.tokens(sequence)) as tokens:
-            async for token in tokens:
-                choice.tokens += 1
-                choice.text += detokenizer.feed([token])
-                end = min((at for stop in body.stops if (at := choice.text.find(stop)) >= 0), default=None)
-                if end is not None:
-                    choice.text, choice.finish = choice.text[:end], Finish.STOP
-                    yield choice.text[sent:]
-                    return
-                piece = choice.text[sent : max(sent, len(choice.text) - held)]
-                sent += len(piece)
-                yield piece
-        choice.text += detokenizer.finish()
-        whole = len(sequence.answer) <= sequence.limit and not body.ignore_eos
-        choice.finish = Finish.STOP if whole else Finish.LENGTH
-        yield choice.text[sent:]
-
     async def _whole(self, answer: Answer, body: Body, sequences: list[Sequence], responder: Responder) -> None:
         choices: dict[int, Choice] = {}
-        async with aclosing(self._pieces(body, sequences)) as pieces:
+        async with aclosing(self._speaker.pieces(body, sequences)) as pieces:
             async for piece in pieces:
-                choices[piece.choice.index] = piece.choice
+                choice = choices[piece.choice.index] = piece.choice
+                choice.text += piece.text
+                choice.shown += piece.tokens
         ordered = [choices[index] for index in sorted(choices)]
-        await responder.json(200, answer.whole(ordered, sequences[0].cached))
+        await responder.json(200, answer.whole(ordered, answer.usage(ordered, _cached(body, sequences))))
 
     async def _stream(
         self,
@@ -371,7 +298,7 @@ class FakeEngine:
         injection: Injection | None,
     ) -> None:
         choices: dict[int, Choice] = {}
-        async with aclosing(self._pieces(body, sequences)) as pieces:
+        async with aclosing(self._speaker.pieces(body, sequences)) as pieces:
             async for piece in pieces:
                 choice = piece.choice
                 if not responder.started:
@@ -379,22 +306,22 @@ class FakeEngine:
                 if choice.index not in choices:
                     choices[choice.index] = choice
                     await responder.send(answer.first(choice))
-                await responder.send(answer.chunk(choice, piece.text) if piece.text else b"")
+                if piece.text or (piece.tokens and body.top is not None):
+                    usage = answer.usage(choices.values(), _cached(body, sequences))
+                    await responder.send(answer.chunk(choice, piece.text, piece.tokens, usage))
                 if piece.finish is not None:
                     await responder.send(answer.last(choice))
                 if injection is not None and sum(c.tokens for c in choices.values()) >= injection.after_tokens:
                     await _broken(injection.fault, responder)
         if body.usage_asked:
-            await responder.send(answer.usage_chunk(choices.values(), sequences[0].cached))
+            await responder.send(answer.usage_chunk(answer.usage(choices.values(), _cached(body, sequences))))
         await responder.send(b"data: [DONE]\n\n")
         await responder.end()
 
 
-def _salt(text: str) -> bytes:
-    try:
-        return bytes.fromhex(text)
-    except ValueError as error:
-        raise RequestError(Reason.INVALID_REQUEST, "headrace.salt: must be hex", param="headrace.salt") from error
+def _cached(body: Body, sequences: list[Sequence]) -> int:
+    """Prompt tokens from the cache, of each prompt once."""
+    return sum(sequence.cached for sequence in sequences[:: body.choices])
 
 
 async def _broken(fault: Fault, responder: Responder) -> None:

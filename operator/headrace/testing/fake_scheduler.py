@@ -114,7 +114,8 @@ class Scheduler:
 
     async def _slot(self, sequence: Sequence) -> None:
         try:
-            await asyncio.wait_for(sequence.started.wait(), sequence.left_s)
+            async with asyncio.timeout(sequence.left_s):  # wait_for would swallow a cancel that meets a free slot
+                await sequence.started.wait()
         except TimeoutError as error:
             raise RequestError(Reason.DEADLINE_EXCEEDED, "the request waited longer than its deadline") from error
 

@@ -120,6 +120,7 @@ class LoopbackServer:
         self._wanted = port
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
         self.port = 0
 
     async def start(self) -> None:
@@ -132,6 +133,8 @@ class LoopbackServer:
         if self._server is None:
             return
         self._server.close()
+        for writer in list(self._writers):
+            writer.transport.abort()
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -144,12 +147,14 @@ class LoopbackServer:
         task.add_done_callback(self._connections.discard)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
         try:
             while await self._exchange(reader, writer):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
             pass  # the client left, or did not speak HTTP: nobody to answer
         finally:
+            self._writers.discard(writer)
             writer.transport.abort()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
