@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,21 @@ from headrace_wire.protocol import TokenizerBundle
 from headrace_wire.reasons import Reason, RequestError
 from headrace_wire.template import ChatTemplate, TemplateFailure
 
-__all__ = ["ChatTokenizer", "Detokenizer", "TokenizerInvalid", "make_bundle", "read_bundle"]
+__all__ = ["ChatTokenizer", "Detokenizer", "Rendering", "TokenizerInvalid", "make_bundle", "read_bundle"]
+
+OWN_VALUES = frozenset(("messages", "add_generation_prompt", "bos_token", "eos_token", "tools", "documents"))
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """How messages become a prompt."""
+
+    generation_prompt: bool = True  # the prompt ends where the assistant begins
+    continue_final: bool = False  # the prompt ends inside the last message, which the output goes on with
+    values: Mapping[str, Any] = field(default_factory=dict)  # for the template; none of OWN_VALUES
+
+
+NEW_ANSWER = Rendering()
 
 
 class TokenizerInvalid(ValueError):
@@ -38,8 +53,8 @@ def make_bundle(
 ) -> TokenizerBundle:
     """A bundle with its digest: SHA-256 over the fields, each framed by its length."""
     h = hashlib.sha256(b"headrace.tokenizer.v1")
-    for field in (tokenizer_json, chat_template, bos_token, eos_token, json.dumps(eos_ids)):
-        data = b"\0" if field is None else b"\1" + field.encode()
+    for part in (tokenizer_json, chat_template, bos_token, eos_token, json.dumps(eos_ids)):
+        data = b"\0" if part is None else b"\1" + part.encode()
         h.update(len(data).to_bytes(8, "little"))
         h.update(data)
     return TokenizerBundle(
@@ -133,11 +148,11 @@ class ChatTokenizer:
         self._tokenizer.no_padding()
         special = [index for index, token in self._tokenizer.get_added_tokens_decoder().items() if token.special]
         try:
-            self._vocabulary = Vocabulary(
-                TokenBytes.from_json(bundle.tokenizer_json), self._tokenizer.id_to_token, special
-            )
+            token_bytes = TokenBytes.from_json(bundle.tokenizer_json)
         except DecoderUnsupported as error:
             raise TokenizerInvalid("tokenizer.json", str(error).removeprefix("tokenizer.json: ")) from error
+        self._vocabulary = Vocabulary(token_bytes, self._tokenizer.id_to_token, special)
+        self._with_special = Vocabulary(token_bytes, self._tokenizer.id_to_token, ())
         try:
             self._template = None if bundle.chat_template is None else ChatTemplate(bundle.chat_template)
         except TemplateFailure as error:
@@ -165,44 +180,51 @@ class ChatTokenizer:
         """Number of token ids, added tokens included; a model's vocabulary may be padded beyond it."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt text of these messages, ending where the assistant begins. Raises RequestError."""
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = NEW_ANSWER) -> str:
+        """The prompt text of these messages. Raises RequestError."""
         if self._template is None:
             raise RequestError(
                 Reason.INVALID_REQUEST, "this model has no chat template: use /v1/completions", param="messages"
             )
+        plain = [_plain(message) for message in messages]
         values = {
-            "messages": [_plain(message) for message in messages],
-            "add_generation_prompt": True,
+            **rendering.values,
+            "messages": plain,
+            "add_generation_prompt": rendering.generation_prompt and not rendering.continue_final,
             "bos_token": self.bundle.bos_token or "",
             "eos_token": self.bundle.eos_token or "",
             "tools": None,
             "documents": None,
         }
         try:
-            return self._template.render(values)
+            text = self._template.render(values)
         except TemplateFailure as error:
             raise RequestError(Reason.INVALID_REQUEST, f"messages: {error}", param="messages") from error
+        return _up_to_last(text, str(plain[-1]["content"])) if rendering.continue_final else text
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = NEW_ANSWER) -> list[int]:
         """Token ids of the templated messages. Raises RequestError with param `messages`."""
-        return self._encode(self.render_chat(messages), special=False, param="messages")
+        return self._encode(self.render_chat(messages, rendering), special=False, param="messages")
 
-    def encode_text(self, text: str) -> list[int]:
-        """Token ids of a plain prompt, with the special tokens that the tokenizer adds. Raises RequestError."""
-        return self._encode(text, special=True, param="prompt")
+    def encode_text(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of a plain prompt, `special`: with the tokens that the tokenizer adds. Raises RequestError."""
+        return self._encode(text, special=special, param="prompt")
 
-    def detokenizer(self, *, start: bool = True) -> Detokenizer:
-        """Text of generated tokens, piece by piece."""
-        return Detokenizer(self._vocabulary, start=start)
+    def detokenizer(self, *, start: bool = True, special: bool = False) -> Detokenizer:
+        """Text of generated tokens, piece by piece; `special`: with the names of special tokens."""
+        return Detokenizer(self._with_special if special else self._vocabulary, start=start)
+
+    def name(self, token: int) -> str:
+        """A token as the vocabulary writes it."""
+        return self._tokenizer.id_to_token(token) or ""
 
     def token_bytes(self, token: int) -> bytes:
         """One token on its own: its bytes, the name of a special one, nothing for an id beyond the vocabulary."""
         return self._vocabulary.bytes_of(token) or (self._tokenizer.id_to_token(token) or "").encode()
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of these tokens; special tokens are left out."""
-        detokenizer = self.detokenizer()
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Text of these tokens; `special`: with the names of special tokens."""
+        detokenizer = self.detokenizer(special=special)
         return detokenizer.feed(tokens) + detokenizer.finish()
 
     def _encode(self, text: str, *, special: bool, param: str) -> list[int]:
@@ -211,7 +233,19 @@ class ChatTokenizer:
         except UnicodeEncodeError as error:
             raise RequestError(Reason.INVALID_REQUEST, f"{param}: is not valid Unicode", param=param) from error
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
-        return list(encoding.ids)
+        ids: list[int] = encoding.ids
+        return ids
+
+
+def _up_to_last(text: str, last: str) -> str:
+    """The prompt up to the end of its last message's text. Raises RequestError where a template does not show it."""
+    shown = last.strip()
+    at = text.rfind(shown) if shown else -1
+    if at < 0:
+        message = "messages: the last message has no text in the prompt that the answer could continue"
+        raise RequestError(Reason.INVALID_REQUEST, message, param="messages")
+    whole = last.lstrip()
+    return text[: at + len(whole)] if text.startswith(whole, at) else text[: at + len(shown)]
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:

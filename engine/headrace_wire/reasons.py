@@ -12,6 +12,8 @@ class Reason(str, Enum):
     INVALID_REQUEST = "invalid_request"
     CONTEXT_EXCEEDED = "context_length_exceeded"
     BODY_TOO_LARGE = "body_too_large"
+    UPLOAD_TOO_SLOW = "request_timeout"
+    UNSUPPORTED_MEDIA = "unsupported_media_type"
     UNAUTHORIZED = "invalid_api_key"
     MODEL_NOT_ALLOWED = "model_not_allowed"
     CLASS_NOT_ALLOWED = "class_not_allowed"
@@ -51,6 +53,8 @@ _TABLE: dict[Reason, tuple[int, str, bool]] = {
     Reason.INVALID_REQUEST: (400, "invalid_request_error", False),
     Reason.CONTEXT_EXCEEDED: (400, "invalid_request_error", False),
     Reason.BODY_TOO_LARGE: (413, "invalid_request_error", False),
+    Reason.UPLOAD_TOO_SLOW: (408, "invalid_request_error", True),
+    Reason.UNSUPPORTED_MEDIA: (415, "invalid_request_error", False),
     Reason.UNAUTHORIZED: (401, "authentication_error", False),
     Reason.MODEL_NOT_ALLOWED: (403, "permission_error", False),
     Reason.CLASS_NOT_ALLOWED: (403, "permission_error", False),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace_engine.api.defaults import FILE, NO_DEFAULTS, Defaults, read_defaults
-from headrace_engine.api.schema import read_chat
+from headrace_engine.api.reading import read_chat
 from headrace_engine.api.submit import Limits, sampling_of
 from headrace_engine.core.failure import StartError
 

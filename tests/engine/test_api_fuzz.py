@@ -15,7 +15,8 @@ from jsonschema import Draft202012Validator
 from headrace.testing.background import Background
 from headrace.testing.engine_process import EngineProcess
 from headrace_engine.api.openapi import document
-from headrace_engine.api.schema import NEUTRAL, read_chat, read_completion
+from headrace_engine.api.reading import read_chat, read_completion
+from headrace_engine.api.schema import NEUTRAL
 from headrace_wire.reasons import Reason, RequestError
 
 DOCUMENT = json.loads(document())
@@ -26,7 +27,15 @@ BASES: dict[str, dict[str, Any]] = {
 }
 ROUTES = {"ChatBody": "/v1/chat/completions", "CompletionBody": "/v1/completions"}
 # Rules over two fields, and of values that JSON schema has no words for.
-BEYOND = ("min_tokens", "top_logprobs", "logprobs", "headrace.salt")
+BEYOND = (
+    "min_tokens",
+    "top_logprobs",
+    "logprobs",
+    "headrace.salt",
+    "max_tokens",
+    "stream_options",
+    "continue_final_message",
+)
 
 _NUMBERS = [0, 1, -1, 2, 20, 21, 64, 65, 0.5, -2.5, 1e300, 2**31, 2**63, 2**64]
 _TEXTS = ["", "x", "5", "x" * 1025, "é"]

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_engine.api.schema import MAX_STOPS, read_chat, read_completion
+from headrace_engine.api.reading import read_chat, read_completion
+from headrace_engine.api.schema import MAX_STOPS, MAX_TOTAL_CHOICES
 from headrace_wire.reasons import Reason, RequestError
 
 USER = [{"role": "user", "content": "hi"}]
@@ -44,6 +45,15 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "top-k-off": {"top_k": -1},
     "negative-seed": {"seed": -5},
     "ignored": {"user": {"any": "thing"}, "metadata": None, "store": True},
+    "stream-options": {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": False}},
+    "developer": {"messages": [{"role": "developer", "content": "x"}, *USER]},
+    "an-assistant-that-said-nothing": {"messages": [*USER, {"role": "assistant", "content": None}, *USER]},
+    "continued": {"continue_final_message": True, "add_generation_prompt": False},
+    "values-of-the-template": {"chat_template_kwargs": {"enable_thinking": False}},
+    "shown-parts": {"include_stop_str_in_output": True, "skip_special_tokens": False},
+    "salt-of-the-client": {"cache_salt": "tenant"},
+    "neutral-search": {"use_beam_search": False, "length_penalty": 1.0, "modalities": ["text"], "documents": []},
+    "ignored-names": {"safety_identifier": "u", "prompt_cache_key": "k"},
     "message-as-a-client-library-dumps-it": {
         "messages": [*USER, {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None}]
     },
@@ -67,6 +77,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "top-logprobs-alone": ({"top_logprobs": 3}, "top_logprobs"),
     "top-logprobs-many": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     "echo-in-a-chat": ({"echo": True}, "echo"),
+    "options-without-a-stream": ({"stream_options": {"include_usage": True}}, "stream_options"),
+    "continued-and-begun": ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+    "a-value-of-the-engine": ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    "values-of-no-object": ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+    "another-template": ({"chat_template": "{{ messages }}"}, "chat_template"),
+    "empty-salt": ({"cache_salt": ""}, "cache_salt"),
+    "long-salt-of-the-client": ({"cache_salt": "x" * 2000}, "cache_salt"),
+    "functions": ({"functions": [{"name": "f"}]}, "functions"),
+    "a-forced-tool": ({"tool_choice": "required"}, "tool_choice"),
+    "beam-search": ({"use_beam_search": True}, "use_beam_search"),
+    "audio": ({"modalities": ["text", "audio"]}, "modalities"),
+    "null-content-of-a-tool": ({"messages": [*USER, {"role": "tool", "content": None}]}, "messages[1].content"),
+    "zero-tokens": ({"max_tokens": 0}, "max_tokens"),
     "tools": ({"tools": [{"type": "function"}]}, "tools"),
     "json-format": ({"response_format": {"type": "json_object"}}, "response_format"),
     "role": ({"messages": [{"role": "god", "content": "x"}]}, "messages[0].role"),
@@ -95,9 +118,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "long-salt": ({"headrace": {"salt": "aa" * 200}}, "headrace.salt"),
 }
 PROMPTS: dict[str, Any] = {
-    "list-of-strings": ["a", "b"],
-    "list-of-lists": [[1], [2]],
     "mixed": [1, "a"],
+    "strings-and-lists": ["a", [1]],
+    "lists-too-deep": [[[1]]],
+    "an-empty-one": ["a", ""],
+    "an-empty-list": [[1], []],
+    "a-boolean-inside": [[True]],
+    "too-many": ["a"] * (MAX_TOTAL_CHOICES + 1),
     "booleans": [True],
     "fractions": [1.5],
     "empty": "",
@@ -127,14 +154,43 @@ def test_prompts_that_are_refused(prompt: Any) -> None:
     assert caught.value.param == "prompt"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("a", ["a"]), ([1, 2], [[1, 2]]), (["a", "b"], ["a", "b"]), ([[1], [2, 3]], [[1], [2, 3]])],
+    ids=["text", "ids", "texts", "lists-of-ids"],
+)
+def test_prompts_that_are_taken(prompt: Any, expected: list[Any]) -> None:
+    assert read_completion(completion(prompt=prompt)).prompts == expected
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"echo": True, "max_tokens": 0, "logprobs": 1},
+        {"best_of": 3, "n": 3},
+        {"best_of": 1, "n": None, "suffix": ""},
+        {"add_special_tokens": False},
+    ],
+    ids=["scoring", "best-of-n", "best-of-one", "no-special-tokens"],
+)
+def test_completions_that_are_taken(fields: dict[str, Any]) -> None:
+    assert read_completion(completion(**fields)).prompts == ["p"]
+
+
 COMPLETION_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "logprobs-true": ({"logprobs": True}, "logprobs"),
     "logprobs-many": ({"logprobs": 21}, "logprobs"),
     "logprobs-negative": ({"logprobs": -1}, "logprobs"),
-    "logprobs-of-an-echo": ({"logprobs": 1, "echo": True}, "logprobs"),
+    "nothing-at-all": ({"max_tokens": 0}, "max_tokens"),
+    "too-many-choices": ({"prompt": ["p"] * 200, "n": 2}, "prompt"),
+    "some-least-of-none": ({"max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens"),
+    "chat-fields": ({"continue_final_message": True}, "continue_final_message"),
+    "special-number": ({"add_special_tokens": 1}, "add_special_tokens"),
     "echo-number": ({"echo": 1}, "echo"),
     "top-logprobs": ({"top_logprobs": 1}, "top_logprobs"),
     "best-of": ({"best_of": 2}, "best_of"),
+    "best-of-more-than-n": ({"best_of": 3, "n": 2}, "best_of"),
+    "suffix": ({"suffix": "x"}, "suffix"),
     "best-of-as-a-truth": ({"best_of": True}, "best_of"),
     "parallel-tools-as-a-number": ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
 }
@@ -175,6 +231,7 @@ json_values = st.recursive(
 FIELDS = [
     "model", "messages", "prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids",
     "ignore_eos", "n", "stream", "stream_options", "headrace", "user", "logprobs", "tools", "echo",
+    "chat_template_kwargs", "cache_salt",
     "top_logprobs", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens",
 ]
 # fmt: on

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace_engine.api.schema import read_completion
+from headrace_engine.api.reading import read_completion
 from headrace_engine.api.submit import Fresh, Limits, check_prompt, child_seed, submits, token_bytes
 from headrace_wire.protocol import Submit
 from headrace_wire.reasons import Reason, RequestError
@@ -17,7 +17,7 @@ LIMITS = Limits(context=100, pool=640, vocabulary=50)
 
 def make(tokens: list[int], limits: Limits = LIMITS, **fields: Any) -> list[Submit]:
     body = read_completion(json.dumps({"model": "m", "prompt": "p", **fields}).encode())
-    return submits(body, tokens, limits, eos_ids=(2,), fresh=Fresh("fresh", 7))
+    return submits(body, [tokens], limits, eos_ids=(2,), fresh=Fresh("fresh", 7))
 
 
 def test_defaults() -> None:
@@ -36,6 +36,38 @@ def test_hints() -> None:
     assert (submit.id, submit.holder, submit.priority) == ("r", "g", 5)
     assert (submit.ttft_ms, submit.tpot_ms, submit.left_ms) == (1.0, 2.0, 3.0)
     assert submit.salt == b"\x0a\xff"
+
+
+@pytest.mark.parametrize("seed", [None, 11], ids=["unseeded", "seeded"])
+def test_several_prompts(seed: int | None) -> None:
+    """Ids count on; with a seed each prompt is drawn as if alone, without one they differ."""
+    fields = {"n": 2, "seed": seed, "echo": True, "logprobs": 3, "headrace": {"id": "r"}}
+    body = read_completion(json.dumps({"model": "m", "prompt": "p", **fields}).encode())
+    made = submits(body, [[1, 2], [3]], LIMITS, eos_ids=(2,), fresh=Fresh("fresh", 7))
+    assert [submit.id for submit in made] == ["r:0", "r:1", "r:2", "r:3"]
+    assert [submit.after for submit in made] == ["", "r:0", "", "r:2"]
+    assert [submit.tokens for submit in made] == [token_bytes([1, 2])] * 2 + [token_bytes([3])] * 2
+    assert [submit.sampling.prompt_logprobs for submit in made] == [3, None, 3, None]
+    assert [submit.sampling.logprobs for submit in made] == [3] * 4
+    seeds = [submit.sampling.seed for submit in made]
+    assert len(set(seeds)) == (4 if seed is None else 2)
+    assert seeds[:2] == [child_seed(seed or 7, choice) for choice in range(2)]
+    assert seed is None or seeds[2:] == seeds[:2]
+
+
+def test_a_clients_salt_adds_to_the_gateways() -> None:
+    salts = {
+        make([1], cache_salt=own, headrace={"salt": gateways})[0].salt
+        for own in (None, "a", "b")
+        for gateways in ("", "0a", "0b")
+    }
+    assert len(salts) == 9
+    assert make([1], cache_salt=None)[0].salt == b""
+
+
+def test_an_echo_alone_has_one_token_drawn() -> None:
+    (submit,) = make([1, 2], echo=True, max_tokens=0)
+    assert submit.max_tokens == 1
 
 
 def test_choices_have_ids_and_seeds_of_their_own() -> None:

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from headrace_engine.api.client import Clock
-from headrace_engine.api.generate import Generate, Parts
+from headrace_engine.api.generate import Generate
 from headrace_engine.api.health import health, readiness
-from headrace_engine.api.http import Receive, Scope, Send, respond, respond_error, respond_json
+from headrace_engine.api.http import (
+    ClientLeft,
+    Receive,
+    Scope,
+    Send,
+    WrongMethod,
+    respond,
+    respond_error,
+    respond_json,
+)
 from headrace_engine.api.mailbox import failure
 from headrace_engine.api.openapi import document
+from headrace_engine.api.parts import Parts
+from headrace_engine.api.tokens import Tokens
 from headrace_engine.version import version
 from headrace_wire.protocol import PROTOCOL, EngineState
 from headrace_wire.reasons import Reason, RequestError
 
 Page = Callable[[Send], Awaitable[None]]
+log = logging.getLogger(__name__)
+
 METRICS_TYPE = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+
+
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+GET, POST = ("GET", "HEAD"), ("POST",)
 
 
 class App:
@@ -28,14 +48,27 @@ class App:
         self._parts = parts
         self._clock = clock
         self._started_at = started_at
+        self._created = int(time.time())
         self._instance = instance
         self._version = version()
         self._ready_at: float | None = None
         self.generate = Generate(parts)
-        self._pages: dict[str, Page] = {
+        tokens = Tokens(parts)
+        self._routes: dict[str, tuple[tuple[str, ...], Handler]] = {
+            "/v1/chat/completions": (POST, partial(self.generate, chat=True)),
+            "/v1/completions": (POST, partial(self.generate, chat=False)),
+            "/tokenize": (POST, tokens.tokenize),
+            "/detokenize": (POST, tokens.detokenize),
+            "/headrace/v1/cache/reset": (POST, self._reset),
+            **{path: (GET, _page(page)) for path, page in self._pages().items()},
+        }
+
+    def _pages(self) -> dict[str, Page]:
+        return {
             "/health": self._health,
             "/ready": self._ready,
             "/metrics": self._metrics,
+            "/version": self._version_page,
             "/v1/models": self._models,
             "/headrace/v1/state": self._state,
             "/headrace/v1/info": self._info,
@@ -47,24 +80,33 @@ class App:
         """One HTTP request."""
         if scope["type"] != "http":
             return
-        path, method = scope["path"], scope["method"]
         try:
-            if path in ("/v1/chat/completions", "/v1/completions"):
-                _expect(method, "POST")
-                await self.generate(receive, send, chat=path == "/v1/chat/completions")
-            elif path == "/headrace/v1/cache/reset":
-                _expect(method, "POST")
-                await respond_json(send, {"epoch": await self._parts.link.reset_cache()})
-            elif path in self._pages:
-                _expect(method, "GET")
-                await self._pages[path](send)
-            elif path.startswith("/v1/models/"):
-                _expect(method, "GET")
-                await self._model(path.removeprefix("/v1/models/"), send)
-            else:
-                raise RequestError(Reason.NOT_FOUND, f"there is no {path[:200]}")
+            await self._handler(scope["path"], scope["method"])(scope, receive, send)
+        except ClientLeft:
+            return
         except RequestError as error:
             await respond_error(send, error)
+        except Exception:
+            log.exception("request failed", extra={"path": scope["path"][:200]})
+            await respond_error(send, RequestError(Reason.INTERNAL, "the engine failed on this request"))
+
+    def _handler(self, path: str, method: str) -> Handler:
+        """Raises RequestError where there is none."""
+        if path in self._routes:
+            methods, handler = self._routes[path]
+        elif path.startswith("/v1/models/"):
+            methods, handler = GET, _page(partial(self._model, path.removeprefix("/v1/models/")))
+        else:
+            raise RequestError(Reason.NOT_FOUND, f"there is no {path[:200]}")
+        if method not in methods:
+            raise WrongMethod(method, methods)
+        return handler
+
+    async def _reset(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await respond_json(send, {"epoch": await self._parts.link.reset_cache()})
+
+    async def _version_page(self, send: Send) -> None:
+        await respond_json(send, {"version": self._version, "protocol": PROTOCOL})
 
     def became_ready(self) -> None:
         """The core has loaded the model."""
@@ -132,17 +174,20 @@ class App:
         await respond_json(send, {"object": "list", "data": [self._listing()]})
 
     async def _model(self, name: str, send: Send) -> None:
-        if name != self._parts.served_name:
-            raise RequestError(Reason.MODEL_NOT_FOUND, f"there is no model {name[:100]!r}", param="model")
+        self._parts.check_model(name)
         await respond_json(send, self._listing())
 
     def _listing(self) -> dict[str, Any]:
         ready = self._parts.link.ready
         limit = None if ready is None else ready.model.max_tokens
         name = self._parts.served_name
-        return {"id": name, "object": "model", "created": 0, "owned_by": "headrace", "max_model_len": limit}
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "headrace", "max_model_len": limit}
 
 
-def _expect(method: str, wanted: str) -> None:
-    if method != wanted:
-        raise RequestError(Reason.METHOD_NOT_ALLOWED, f"use {wanted} here")
+def _page(page: Page) -> Handler:
+    """A page needs nothing of the request."""
+
+    async def handler(scope: Scope, receive: Receive, send: Send) -> None:
+        await page(send)
+
+    return handler

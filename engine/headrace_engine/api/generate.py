@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
-from collections.abc import Sequence
-from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from headrace_engine.api.answer import Answer, Prepared
-from headrace_engine.api.client import CoreLink
-from headrace_engine.api.defaults import NO_DEFAULTS, Defaults
-from headrace_engine.api.drain import Drain
-from headrace_engine.api.http import ClientLeft, Receive, Send, left, read_body, respond, respond_error
-from headrace_engine.api.mailbox import failure
-from headrace_engine.api.metrics import Metrics
-from headrace_engine.api.schema import MAX_BODY, ChatBody, CompletionBody, read_chat, read_completion
+from headrace_engine.api.answer import Answer
+from headrace_engine.api.http import (
+    ClientLeft,
+    Receive,
+    Scope,
+    Send,
+    check_content,
+    left,
+    read_body,
+    respond,
+    respond_error,
+)
+from headrace_engine.api.parts import Parts
+from headrace_engine.api.prepare import prepare
+from headrace_engine.api.schema import MAX_BODY
 from headrace_engine.api.sse import HEADERS, Response, error_event
-from headrace_engine.api.submit import Fresh, Limits, check_prompt, submits
-from headrace_wire.chat import ChatTokenizer
-from headrace_wire.protocol import PAGE_TOKENS
 from headrace_wire.reasons import Reason, RequestError
 
 log = logging.getLogger(__name__)
-
-LOADING_RETRY_S = 5.0
-
-
-@dataclass
-class Parts:
-    """What the routes work with."""
-
-    link: CoreLink
-    tokenizer: ChatTokenizer
-    metrics: Metrics
-    drain: Drain
-    threads: Executor  # tokenizing
-    served_name: str
-    defaults: Defaults = NO_DEFAULTS  # of sampling
 
 
 @dataclass
@@ -57,20 +43,21 @@ class Generate:
         self._parts = parts
         self.open = 0  # requests that are being answered
 
-    async def __call__(self, receive: Receive, send: Send, *, chat: bool) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, *, chat: bool) -> None:
         """One request, whatever becomes of it."""
         self.open += 1
         outcome = Reason.INTERNAL.value
         try:
-            outcome = await self._answered(receive, send, chat=chat)
+            outcome = await self._answered(scope, receive, send, chat=chat)
         finally:
             self.open -= 1
             self._parts.metrics.ended(outcome)
 
-    async def _answered(self, receive: Receive, send: Send, *, chat: bool) -> str:
+    async def _answered(self, scope: Scope, receive: Receive, send: Send, *, chat: bool) -> str:
         """Answers while the client stays. Returns the outcome."""
         head = Head()
         try:
+            check_content(scope)
             data = await read_body(receive, MAX_BODY)
             work = asyncio.create_task(self._generate(data, send, head, chat=chat))
             watch = asyncio.create_task(left(receive))
@@ -94,16 +81,15 @@ class Generate:
             return Reason.INTERNAL.value
 
     async def _generate(self, data: bytes, send: Send, head: Head, *, chat: bool) -> str:
-        self._check_open()
-        prepared = await self._prepare(data, chat=chat)
-        self._check_open()
         parts, task = self._parts, asyncio.current_task()
+        parts.limits()  # raises where nothing is taken now: before any work is done
+        prepared = await prepare(parts, data, chat=chat)
         overflowed = task.cancel if task is not None else (lambda: None)
         response = Response(
             prepared.identity, parts.served_name, int(time.time()), chat=chat, token_text=parts.tokenizer.token_bytes
         )
         with parts.link.open(prepared.submits, overflowed) as box:
-            parts.metrics.began(prepared.prompt)
+            parts.metrics.began(prepared.tokens)
             answer = Answer(prepared, box, parts.tokenizer, lambda ids: parts.link.abort(ids, Reason.CANCELLED))
             try:
                 if prepared.body.stream:
@@ -117,50 +103,6 @@ class Generate:
                     raise
                 return Reason.SLOW_READER.value  # the connection is closed unfinished
         return "ok"
-
-    def _check_open(self) -> None:
-        link = self._parts.link
-        if self._parts.drain.begun.is_set():
-            raise failure(Reason.DRAINING)
-        if link.died.is_set():
-            raise failure(Reason.ENGINE_FAILED)
-        if link.ready is None:
-            raise RequestError(Reason.NO_CAPACITY, "the model is still being loaded", retry_after=LOADING_RETRY_S)
-
-    async def _prepare(self, data: bytes, *, chat: bool) -> Prepared:
-        """Reads, checks and tokenizes. Raises RequestError."""
-        body: ChatBody | CompletionBody = read_chat(data) if chat else read_completion(data)
-        if body.model != self._parts.served_name:
-            raise RequestError(
-                Reason.MODEL_NOT_FOUND,
-                f"model: there is no {body.model[:100]!r} here; this engine serves {self._parts.served_name!r}",
-                param="model",
-            )
-        loop = asyncio.get_running_loop()
-        tokens = await loop.run_in_executor(self._parts.threads, self._encode, body)
-        limits = self._limits()
-        check_prompt(tokens, limits, "messages" if chat else "prompt")
-        fresh = Fresh(secrets.token_hex(12), secrets.randbits(64), self._parts.defaults)
-        made = submits(body, tokens, limits, eos_ids=self._parts.tokenizer.eos_ids, fresh=fresh)
-        identity = (body.headrace.id if body.headrace is not None else "") or fresh.identity
-        return Prepared(identity, body, made, len(tokens), self._echo(body))
-
-    def _echo(self, body: ChatBody | CompletionBody) -> str:
-        if not body.echoes or not isinstance(body, CompletionBody):
-            return ""
-        return body.prompt if isinstance(body.prompt, str) else self._parts.tokenizer.decode(body.prompt)
-
-    def _encode(self, body: ChatBody | CompletionBody) -> Sequence[int]:
-        """Runs in a thread: templating is short, encoding releases the interpreter lock."""
-        if isinstance(body, ChatBody):
-            return self._parts.tokenizer.encode_chat([message.plain() for message in body.messages])
-        return self._parts.tokenizer.encode_text(body.prompt) if isinstance(body.prompt, str) else body.prompt
-
-    def _limits(self) -> Limits:
-        ready = self._parts.link.ready
-        if ready is None:
-            raise failure(Reason.ENGINE_FAILED)
-        return Limits(ready.model.max_tokens, ready.total_pages * PAGE_TOKENS, ready.shape.vocab)
 
 
 async def _stream(answer: Answer, response: Response, send: Send, head: Head) -> None:

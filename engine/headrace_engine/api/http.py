@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
@@ -16,15 +17,43 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
 
 JSON = (b"content-type", b"application/json")
+UPLOAD_S = 60.0  # for a whole body: its client is a gateway nearby
 _DISCARDED = 16  # bodies up to this many times the limit are read to their end, so that the answer is seen
+_CLOSES = (Reason.BODY_TOO_LARGE, Reason.UPLOAD_TOO_SLOW)  # the rest of the body is not read
 
 
 class ClientLeft(Exception):
     """The client closed the connection before its request was complete."""
 
 
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises RequestError BODY_TOO_LARGE above `limit` bytes, ClientLeft."""
+class WrongMethod(RequestError):
+    """The route has other methods."""
+
+    def __init__(self, method: str, allowed: tuple[str, ...]):
+        super().__init__(Reason.METHOD_NOT_ALLOWED, f"use {' or '.join(allowed)} here, not {method[:20]}")
+        self.allowed = allowed
+
+
+def check_content(scope: Scope) -> None:
+    """Bodies are plain JSON; a client that says nothing of its body is believed. Raises RequestError."""
+    for name, value in scope["headers"]:
+        said = value.decode("latin-1").partition(";")[0].strip().lower()
+        if name == b"content-type" and said not in ("", "application/json") and not said.endswith("+json"):
+            raise RequestError(Reason.UNSUPPORTED_MEDIA, f"content-type: must be application/json, not {said[:100]!r}")
+        if name == b"content-encoding" and said not in ("", "identity"):
+            raise RequestError(Reason.UNSUPPORTED_MEDIA, f"content-encoding: {said[:100]!r} is not supported")
+
+
+async def read_body(receive: Receive, limit: int, within_s: float = UPLOAD_S) -> bytes:
+    """The whole body. Raises RequestError above `limit` bytes or after `within_s`, ClientLeft."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await _read(receive, limit)
+    except TimeoutError as error:
+        raise RequestError(Reason.UPLOAD_TOO_SLOW, f"the body was not complete after {within_s:g} s") from error
+
+
+async def _read(receive: Receive, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -67,6 +96,8 @@ async def respond_error(send: Send, error: RequestError) -> None:
     headers = [JSON]
     if error.retry_after is not None:
         headers.append((b"retry-after", str(math.ceil(error.retry_after)).encode()))
-    if error.reason is Reason.BODY_TOO_LARGE:
+    if error.reason in _CLOSES:
         headers.append((b"connection", b"close"))
+    if isinstance(error, WrongMethod):
+        headers.append((b"allow", ", ".join(error.allowed).encode()))
     await respond(send, error.reason.status, msgspec.json.encode(error.body()), headers)

@@ -18,7 +18,7 @@ class Entry:
     """One token of output."""
 
     token: int
-    logprob: TokenLogprob
+    logprob: TokenLogprob | None  # None: of a prompt's first token, which nothing comes before
     start: int  # characters of the choice's text before it
 
 
@@ -55,21 +55,24 @@ class Shapes:
             return {"content": [self._content(entry) for entry in entries], "refusal": None}
         return {
             "tokens": [self._name(entry.token) for entry in entries],
-            "token_logprobs": [_finite(entry.logprob.logprob) for entry in entries],
+            "token_logprobs": [None if e.logprob is None else _finite(e.logprob.logprob) for e in entries],
             "top_logprobs": [self._top(entry) for entry in entries],
             "text_offset": [entry.start for entry in entries],
         }
 
     def _content(self, entry: Entry) -> dict[str, Any]:
-        top = [self._token(token, logprob) for token, logprob in entry.logprob.top]
-        return {**self._token(entry.token, entry.logprob.logprob), "top_logprobs": top}
+        own = entry.logprob or TokenLogprob(0.0)
+        top = [self._token(token, logprob) for token, logprob in own.top]
+        return {**self._token(entry.token, own.logprob), "top_logprobs": top}
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         data = self._token_text(token)
         return {"token": data.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(data)}
 
-    def _top(self, entry: Entry) -> dict[str, float]:
+    def _top(self, entry: Entry) -> dict[str, float] | None:
         """The likeliest tokens and, as OpenAI has it, the drawn one."""
+        if entry.logprob is None:
+            return None
         pairs = [*entry.logprob.top, (entry.token, entry.logprob.logprob)]
         top: dict[str, float] = {}
         for token, logprob in pairs:

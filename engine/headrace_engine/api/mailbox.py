@@ -11,6 +11,7 @@ from headrace_wire.reasons import Reason, RequestError
 _DELTA_BYTES = 256  # of one delta beside its tokens
 _TOKEN_BYTES = 8
 _LOGPROB_BYTES = 64  # of one logprob with its token
+_CHOICE_BYTES = 16 << 10  # that may wait for each choice, where there are many
 
 MESSAGES = {
     Reason.DEADLINE_EXCEEDED: "the request's time ran out before its answer was complete",
@@ -31,7 +32,8 @@ def failure(reason: Reason) -> RequestError:
 class Mailbox:
     """Deltas of one request, over its choices, in the order of arrival.
 
-    `overflow` is called once when more than `bound` bytes wait.
+    `overflow` is called once when more than `bound` bytes wait, or 16 KiB a choice if that is more. Logprobs of the
+    prompt do not count: they come once, and the prompt bounds them.
     """
 
     def __init__(self, ids: list[str], bound: int, overflow: Callable[[], object], opened: float):
@@ -43,7 +45,7 @@ class Mailbox:
         self.overflowed = False
         self.closed = False  # nobody reads it any more
         self._index = {identity: index for index, identity in enumerate(ids)}
-        self._bound = bound
+        self._bound = max(bound, _CHOICE_BYTES * len(ids)) if len(ids) > 1 else bound
         self._overflow = overflow
         self._dismissed: set[str] = set()
         self._waiting: list[tuple[int, Delta]] = []

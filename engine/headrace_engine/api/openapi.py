@@ -8,19 +8,25 @@ from typing import Any
 import msgspec
 
 from headrace_engine.api import schema
-from headrace_engine.api.schema import ChatBody, CompletionBody
+from headrace_engine.api.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from headrace_engine.version import version
+from headrace_wire.chat import OWN_VALUES
 from headrace_wire.protocol import EngineState, TokenizerBundle
 
 Json = dict[str, Any]
 _REFS = "#/components/schemas/{name}"
 _TEXT: Json = {"type": "string", "minLength": 1, "maxLength": schema.MAX_STOP_CHARACTERS}
-_PROMPT: Json = {
+_IDS: Json = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_STRING: Json = {"type": "string", "minLength": 1}
+_SEVERAL: Json = {"type": "array", "minItems": 1, "maxItems": schema.MAX_TOTAL_CHOICES}
+_PROMPT: Json = {"anyOf": [_STRING, _IDS, {**_SEVERAL, "items": _STRING}, {**_SEVERAL, "items": _IDS}]}
+_MESSAGE_RULE: Json = {  # only an assistant may have said nothing
     "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "items": {"type": "integer"}, "minItems": 1},
+        {"properties": {"role": {"const": "assistant"}}},
+        {"properties": {"content": {"type": ["string", "array"]}}},
     ]
 }
+_LIST: Json = {"type": "array", "minItems": 1}
 _TARGET: Json = {"type": "number", "minimum": 0, "maximum": 1e12}
 
 
@@ -60,6 +66,8 @@ def _bounds() -> dict[str, Json]:
         "min_tokens": _integer(0),
         "n": _integer(1, schema.MAX_CHOICES),
         "top_logprobs": _integer(0, schema.MAX_TOP),
+        "cache_salt": {"type": "string", "minLength": 1, "maxLength": schema.MAX_STOP_CHARACTERS},
+        "chat_template_kwargs": {"type": "object", "propertyNames": {"not": {"enum": sorted(OWN_VALUES)}}},
     }
 
 
@@ -78,18 +86,24 @@ def _nullable(one: Json) -> Json:
 
 
 def _schemas() -> Json:
-    structs = [ChatBody, CompletionBody, EngineState, TokenizerBundle]
+    structs = [ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, EngineState, TokenizerBundle]
     found: Json = msgspec.json.schema_components(structs, ref_template=_REFS)[1]
-    for name in ("ChatBody", "CompletionBody"):
+    for name in ("ChatBody", "CompletionBody", "TokenizeBody"):
         fields = found[name]["properties"]
         fields.update({field: _nullable(bound) for field, bound in _bounds().items() if field in fields})
         fields.update({f: _neutral(values) for f, values in schema.NEUTRAL.items() if f in fields})
     found["ChatBody"]["properties"]["messages"]["minItems"] = 1
     completion = found["CompletionBody"]["properties"]
     completion["prompt"] = _PROMPT
+    completion["max_tokens"] = _nullable(_integer(0))  # 0 with echo
     completion["logprobs"] = {"anyOf": [_integer(0, schema.MAX_TOP), {"const": False}, {"type": "null"}]}
     message = found["Message"]["properties"]
     message.update({field: _neutral(values) for field, values in schema.MESSAGE_NEUTRAL.items()})
+    found["Message"].update(_MESSAGE_RULE)
+    found["TokenizeBody"]["anyOf"] = [
+        {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
+        {"required": ["messages"], "properties": {"prompt": {"type": "null"}, "messages": _LIST}},
+    ]
     hints = found["RequestHints"]["properties"]
     hints.update(_hints())
     hints.update({field: _nullable(_TARGET) for field in ("ttft_ms", "tpot_ms", "left_ms")})
@@ -114,15 +128,15 @@ def _json_of(name: str | None = None) -> Json:
     return {"application/json": {"schema": {"$ref": _REFS.format(name=name)} if name else {"type": "object"}}}
 
 
+def _post(body: str, summary: str, content: Json, *refusals: int) -> Json:
+    refused = (400, 404, 408, 413, 415, 500, *refusals)
+    asked = {"required": True, "content": _json_of(body)}
+    return {"post": {"summary": summary, "requestBody": asked, "responses": _answers(content, *refused)}}
+
+
 def _generation(body: str, summary: str) -> Json:
     stream: Json = {"text/event-stream": {"schema": {"type": "string"}}}
-    return {
-        "post": {
-            "summary": summary,
-            "requestBody": {"required": True, "content": _json_of(body)},
-            "responses": _answers({**_json_of(), **stream}, 400, 404, 413, 499, 500, 502, 503),
-        }
-    }
+    return _post(body, summary, {**_json_of(), **stream}, 499, 502, 503)
 
 
 def _get(summary: str, content: Json, *refusals: int) -> Json:
@@ -137,8 +151,11 @@ def document() -> bytes:
     paths: Json = {
         "/v1/chat/completions": _generation("ChatBody", "Answer a chat"),
         "/v1/completions": _generation("CompletionBody", "Continue a prompt"),
+        "/tokenize": _post("TokenizeBody", "Count and show the tokens of a prompt", _json_of()),
+        "/detokenize": _post("DetokenizeBody", "The text of tokens", _json_of()),
         "/v1/models": _get("The one model", _json_of()),
         "/v1/models/{name}": {**_get("The model by name", _json_of(), 404), "parameters": [name]},
+        "/version": _get("The engine's version", _json_of()),
         "/health": _get("Liveness", _json_of(), 503),
         "/ready": _get("Readiness", _json_of(), 503),
         "/metrics": _get("Prometheus text", text),

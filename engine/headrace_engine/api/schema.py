@@ -1,37 +1,46 @@
-"""OpenAI bodies, strictly typed: every error names the field. Numbers are bounded here, so the rest can trust them."""
+"""The fields of OpenAI bodies, strictly typed. What is checked beside the types is in `reading`."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
+from headrace_wire.chat import Rendering
 from headrace_wire.protocol import RequestHints
 from headrace_wire.reasons import Reason, RequestError
 
 MAX_BODY = 4 << 20  # bytes
-MAX_CHOICES = 64
+MAX_CHOICES = 64  # of one prompt
+MAX_TOTAL_CHOICES = 256  # over all prompts of one request
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_IDS = 128
 MAX_ID_CHARACTERS = 128
 MAX_TOP = 20  # likeliest tokens reported with each token
 MAX_BIASES = 1024
-_ID_DIGITS = 10
 MAX_BIAS = 100.0
 MAX_REPETITION = 10.0
 
-Role = Literal["system", "user", "assistant", "tool"]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+Prompt = str | list[int]
 
-# Fields of the OpenAI API that this engine does not act on, with the values that ask for nothing.
+# Fields that this engine does not act on, with the values that ask for nothing. `best_of` may also be `n`.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "documents": ([],),
     "service_tier": ("auto", "default"),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "spaces_between_special_tokens": (True, False),
 }
 MESSAGE_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "refusal": (),
@@ -40,6 +49,11 @@ MESSAGE_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_calls": ([],),
     "annotations": ([],),
 }
+
+
+def invalid(param: str | None, message: str) -> RequestError:
+    """The caller's fault, in this field."""
+    return RequestError(Reason.INVALID_REQUEST, message if param is None else f"{param}: {message}", param=param)
 
 
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +67,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One message of a chat."""
 
     role: Role
-    content: str | list[TextPart]
+    content: str | list[TextPart] | None  # null: of an assistant that said nothing
     name: str | None = None
     tool_call_id: str | None = None
     refusal: Any = None
@@ -63,16 +77,19 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     annotations: Any = None
 
     def plain(self) -> dict[str, Any]:
-        """What a chat template sees."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        """What a chat template sees; `developer` is the newer name of `system`, which templates know."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        role = "system" if self.role == "developer" else self.role
         optional = {"name": self.name, "tool_call_id": self.tool_call_id}
-        return {"role": self.role, "content": text, **{k: v for k, v in optional.items() if v is not None}}
+        return {"role": role, "content": text, **{k: v for k, v in optional.items() if v is not None}}
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`stream_options`."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,23 +108,36 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None  # false: their names are part of the text
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
     headrace: RequestHints | None = None
     # documented as ignored
     user: Any = None
     metadata: Any = None
     store: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
     # see NEUTRAL
     service_tier: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    spaces_between_special_tokens: Any = None
 
     @property
     def limit(self) -> tuple[str, int | None]:
         """The field that bounds the output and its value in tokens."""
         return "max_tokens", self.max_tokens
+
+    @property
+    def choices(self) -> int:
+        """Choices of each prompt."""
+        return self.n or 1
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -125,9 +155,24 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return False
 
     @property
+    def only_echoes(self) -> bool:
+        """True if nothing comes after the prompt."""
+        return False
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the output goes on with a text, so that its first space belongs to it."""
+        return False
+
+    @property
     def usage_asked(self) -> bool:
         """True if a stream ends with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def usage_everywhere(self) -> bool:
+        """True if every chunk of a stream has the usage so far."""
+        return self.usage_asked and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
 class ChatBody(Generation, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,10 +182,17 @@ class ChatBody(Generation, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     tools: Any = None
     tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
     parallel_tool_calls: Any = None
     response_format: Any = None
+    modalities: Any = None
+    documents: Any = None
 
     @property
     def limit(self) -> tuple[str, int | None]:
@@ -154,15 +206,34 @@ class ChatBody(Generation, frozen=True, kw_only=True, forbid_unknown_fields=True
         """`top_logprobs` where `logprobs` is true."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def goes_on(self) -> bool:
+        """`continue_final_message`."""
+        return bool(self.continue_final_message)
+
+    @property
+    def rendering(self) -> Rendering:
+        """How the messages become a prompt."""
+        return rendering_of(self.add_generation_prompt, self.continue_final_message, self.chat_template_kwargs)
+
 
 class CompletionBody(Generation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/completions`: `prompt` is one string or one list of token ids."""
+    """`POST /v1/completions`: `prompt` is one string or list of token ids, or a list of one of the two."""
 
-    prompt: Any
+    prompt: str | list[int | str | list[int]]
     logprobs: bool | int | None = None  # a count; false is absent
     echo: bool | None = None
+    add_special_tokens: bool | None = None
     best_of: Any = None
     suffix: Any = None
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """One or several; each is a string or a list of token ids once `reading` has checked it."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        several = [one for one in self.prompt if not isinstance(one, int)]
+        return several or [[one for one in self.prompt if isinstance(one, int)]]
 
     @property
     def top(self) -> int | None:
@@ -174,142 +245,42 @@ class CompletionBody(Generation, frozen=True, kw_only=True, forbid_unknown_field
         """`echo`."""
         return bool(self.echo)
 
+    @property
+    def only_echoes(self) -> bool:
+        """`max_tokens` 0."""
+        return self.max_tokens == 0
 
-Body = TypeVar("Body", ChatBody, CompletionBody)
-_CHAT = msgspec.json.Decoder(ChatBody)
-_COMPLETION = msgspec.json.Decoder(CompletionBody)
-
-
-def invalid(param: str | None, message: str) -> RequestError:
-    """The caller's fault, in this field."""
-    return RequestError(Reason.INVALID_REQUEST, message if param is None else f"{param}: {message}", param=param)
-
-
-def read_chat(data: bytes) -> ChatBody:
-    """Raises RequestError naming the field."""
-    body = _decode(_CHAT, data)
-    if not body.messages:
-        raise invalid("messages", "must not be empty")
-    for index, message in enumerate(body.messages):
-        _check_neutral(message, MESSAGE_NEUTRAL, f"messages[{index}].")
-    if body.top_logprobs is not None:
-        _between("top_logprobs", body.top_logprobs, 0, MAX_TOP)
-        if body.top_logprobs and not body.logprobs:
-            raise invalid("top_logprobs", "needs logprobs to be true")
-    return _checked(body)
+    @property
+    def goes_on(self) -> bool:
+        """With the prompt."""
+        return True
 
 
-def read_completion(data: bytes) -> CompletionBody:
-    """Raises RequestError naming the field."""
-    body = _decode(_COMPLETION, data)
-    prompt = body.prompt
-    ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
-    if not isinstance(prompt, str) and not ids:
-        raise invalid("prompt", "must be one string or one list of token ids; send several prompts one by one")
-    if not prompt:
-        raise invalid("prompt", "must not be empty")
-    if body.logprobs is True:
-        raise invalid("logprobs", f"must be 0 to {MAX_TOP}")
-    _between("logprobs", body.top, 0, MAX_TOP)
-    if body.echoes and body.top is not None:
-        raise invalid("logprobs", "is not supported together with echo")
-    return _checked(body)
+class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /tokenize`: `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+    @property
+    def rendering(self) -> Rendering:
+        """How the messages become a prompt."""
+        return rendering_of(self.add_generation_prompt, self.continue_final_message, self.chat_template_kwargs)
 
 
-def _decode(decoder: msgspec.json.Decoder[Body], data: bytes) -> Body:
-    try:
-        return decoder.decode(data)
-    except msgspec.ValidationError as error:
-        raise _named(str(error)) from error
-    except RecursionError as error:
-        raise invalid(None, "the body is nested too deeply") from error
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise invalid(None, f"the body is not valid JSON: {error}") from error
+class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /detokenize`."""
+
+    tokens: list[int]
+    model: str | None = None
 
 
-def _named(text: str) -> RequestError:
-    """The error of a decoder that says ``Expected `int`, got `str` - at `$.n` `` as one that names `n`."""
-    message, _, path = text.partition(" - at `$")
-    path = path.rstrip("`").lstrip(".").removesuffix("[...]")  # a value of an object: its field is named
-    for phrase, short in (("unknown field `", "is an unknown field"), ("required field `", "is required")):
-        if phrase in message:
-            name = message.partition(phrase)[2].rstrip("`")
-            return invalid(f"{path}.{name}" if path else name, short)
-    return invalid(path or None, message[:1].lower() + message[1:] if path else message)
-
-
-def _check_neutral(body: msgspec.Struct, table: dict[str, tuple[Any, ...]], prefix: str = "") -> None:
-    for field, values in table.items():
-        value = getattr(body, field, None)
-        if value is not None and not any(_same(value, neutral) for neutral in values):
-            raise invalid(prefix + field, "is not supported by this engine; leave it out")
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    """Equal as JSON: to Python, true equals 1."""
-    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
-
-
-def _between(field: str, value: float | None, low: float, high: float) -> None:
-    if value is not None and not low <= value <= high:
-        raise invalid(field, f"must be {low:g} to {high:g}")
-
-
-def _checked(body: Body) -> Body:
-    _check_neutral(body, NEUTRAL)
-    field, limit = body.limit
-    if limit is not None and limit < 1:
-        raise invalid(field, "must be at least 1")
-    _between("temperature", body.temperature, 0, 2)
-    _between("n", body.n, 1, MAX_CHOICES)
-    if body.top_p is not None and not 0 < body.top_p <= 1:
-        raise invalid("top_p", "must be above 0 and at most 1")
-    if body.top_k is not None and body.top_k < -1:
-        raise invalid("top_k", "must be at least 1, or 0 or -1 for no limit")
-    _check_penalties(body)
-    if body.min_tokens is not None and not 0 <= body.min_tokens <= (limit or body.min_tokens):
-        raise invalid("min_tokens", "must be at least 0 and at most the limit of the output")
-    if body.seed is not None and not -(1 << 63) <= body.seed < 1 << 64:
-        raise invalid("seed", "must fit in 64 bits")
-    _check_stops(body)
-    _check_hints(body.headrace or RequestHints())
-    return body
-
-
-def _check_penalties(body: Generation) -> None:
-    _between("min_p", body.min_p, 0, 1)
-    _between("presence_penalty", body.presence_penalty, -2, 2)
-    _between("frequency_penalty", body.frequency_penalty, -2, 2)
-    if body.repetition_penalty is not None and not 0 < body.repetition_penalty <= MAX_REPETITION:
-        raise invalid("repetition_penalty", f"must be above 0 and at most {MAX_REPETITION:g}")
-    biases = body.logit_bias or {}
-    if len(biases) > MAX_BIASES:
-        raise invalid("logit_bias", f"at most {MAX_BIASES} tokens")
-    for token, bias in biases.items():
-        if not (token.isascii() and token.isdigit() and len(token) <= _ID_DIGITS):
-            raise invalid("logit_bias", "its keys are token ids in decimal digits")
-        _between("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
-
-
-def _check_stops(body: Generation) -> None:
-    if len(body.stops) > MAX_STOPS:
-        raise invalid("stop", f"at most {MAX_STOPS} stop strings")
-    if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in body.stops):
-        raise invalid("stop", f"each stop string has 1 to {MAX_STOP_CHARACTERS} characters")
-    if len(body.stop_token_ids or ()) > MAX_STOP_IDS:
-        raise invalid("stop_token_ids", f"at most {MAX_STOP_IDS} ids")
-
-
-def _check_hints(hints: RequestHints) -> None:
-    if len(hints.id) > MAX_ID_CHARACTERS or len(hints.holder) > MAX_ID_CHARACTERS:
-        raise invalid("headrace.id" if len(hints.id) > MAX_ID_CHARACTERS else "headrace.holder", "is too long")
-    if not -(1 << 31) <= hints.priority < 1 << 31:
-        raise invalid("headrace.priority", "must fit in 32 bits")
-    for field in ("ttft_ms", "tpot_ms", "left_ms"):
-        _between(f"headrace.{field}", getattr(hints, field), 0, 1e12)
-    try:
-        salt = bytes.fromhex(hints.salt)
-    except ValueError as error:
-        raise invalid("headrace.salt", "must be hex") from error
-    if len(salt) > MAX_ID_CHARACTERS:
-        raise invalid("headrace.salt", "is too long")
+def rendering_of(generation: bool | None, continued: bool | None, values: dict[str, Any] | None) -> Rendering:
+    """From the fields of a body."""
+    return Rendering(generation is not False, bool(continued), values or {})

@@ -18,8 +18,8 @@ from headrace_engine.api.app import App
 from headrace_engine.api.client import MAILBOX_BYTES, CoreFailed, CoreLink, Target
 from headrace_engine.api.defaults import NO_DEFAULTS, Defaults
 from headrace_engine.api.drain import Drain
-from headrace_engine.api.generate import Parts
 from headrace_engine.api.metrics import Metrics
+from headrace_engine.api.parts import Parts, Threads
 from headrace_engine.config import EngineConfig
 from headrace_engine.core.messages import Failed, Ready
 from headrace_wire.chat import ChatTokenizer
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 EXIT_OK = 0
 EXIT_START = 1  # the model cannot be served
 EXIT_CORE_DIED = 70
-_TOKENIZER_THREADS = 2
+_SHORT_THREADS = 2  # for tokenizing
 _ERROR_EVENTS_S = 1.0  # for open streams to get their error event after the core died
 _KEEP_ALIVE_S = 75
 
@@ -68,12 +68,16 @@ class Engine:
     def __init__(self, config: EngineConfig, settings: Settings, tokenizer: ChatTokenizer, target: Target):
         self._settings = settings
         self._started_at = time.monotonic()
-        self._threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
+        self._pools = (
+            ThreadPoolExecutor(_SHORT_THREADS, thread_name_prefix="tokenize"),
+            ThreadPoolExecutor(1, thread_name_prefix="tokenize-long"),
+        )
         self.link = CoreLink(config, target, time.monotonic, mailbox_bytes=settings.stream_bytes)
         self._drain = Drain(self.link, self._open, settings.drain_s)
         metrics = Metrics(lambda: self.link.state, self._open)
         self.link.on_delta = metrics.arrived
-        parts = Parts(self.link, tokenizer, metrics, self._drain, self._threads, config.served_name, settings.defaults)
+        threads, name = Threads(*self._pools), config.served_name
+        parts = Parts(self.link, tokenizer, metrics, self._drain, threads, name, settings.defaults)
         self.app = App(parts, time.monotonic, self._started_at, config.instance)
 
     def _open(self) -> int:
@@ -108,7 +112,8 @@ class Engine:
             await asyncio.wait({serving}, timeout=0.5 if ended.code else None)
         finally:
             await self.link.stop()
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            for pool in self._pools:
+                pool.shutdown(wait=False, cancel_futures=True)
         return ended
 
     async def _start(self, listening: socket.socket) -> None:

@@ -46,6 +46,7 @@ class Choice:
     text: str
     finish: Finish
     entries: list[Entry] | None = None  # None: no logprobs were asked for
+    stop: str | int | None = None  # the stop string, or the id of `stop_token_ids`, that ended it
 
 
 def error_event(error: RequestError) -> bytes:
@@ -71,10 +72,10 @@ class Response:
         self._before = b',"delta":{"content":' if chat else b',"text":'
         self._after = b'},"logprobs":null,"finish_reason":null}]}\n\n' if chat else self._closing(None)
 
-    def first(self, index: int, echo: str = "") -> bytes:
+    def first(self, index: int, echo: str = "", entries: list[Entry] | None = None) -> bytes:
         """The chunk that opens a choice: of a chat with its role, of a completion with its prompt if that is asked."""
         if not self._chat:
-            return self.text(index, echo)
+            return self.text(index, echo, entries)
         return self._opening + b'%d,"delta":{"role":"assistant","content":""}' % index + self._closing(None)
 
     def text(self, index: int, piece: str, entries: list[Entry] | None = None) -> bytes:
@@ -88,10 +89,14 @@ class Response:
             return b""
         return self._opening + b"%d" % index + self._before + _encode(piece) + after
 
-    def last(self, index: int, finish: Finish) -> bytes:
-        """The chunk that ends a choice."""
+    def last(self, index: int, finish: Finish, stop: str | int | None = None) -> bytes:
+        """The chunk that ends a choice; `stop`: the string or id that ended it."""
         empty = b'%d,"delta":{}' if self._chat else b'%d,"text":""'
-        return self._opening + empty % index + self._closing(finish)
+        return self._opening + empty % index + self._closing(finish, b',"stop_reason":' + _encode(stop))
+
+    def with_usage(self, chunk: bytes, usage: Usage) -> bytes:
+        """A chunk that also says the usage so far; nothing for nothing."""
+        return chunk[: -len(b"}\n\n")] + b',"usage":' + _encode(usage.shape()) + b"}\n\n" if chunk else b""
 
     def usage(self, usage: Usage) -> bytes:
         """The chunk with the usage: no choices, the last before DONE."""
@@ -103,8 +108,9 @@ class Response:
         for index, choice in enumerate(choices):
             text = {"message": {"role": "assistant", "content": choice.text}} if self._chat else {"text": choice.text}
             logprobs = self._logprobs.of(choice.entries)
-            rows.append({"index": index, **text, "logprobs": logprobs, "finish_reason": choice.finish.value})
+            end = {"finish_reason": choice.finish.value, "stop_reason": choice.stop}
+            rows.append({"index": index, **text, "logprobs": logprobs, **end})
         return _encode({**self._base, "choices": rows, "usage": usage.shape()})
 
-    def _closing(self, finish: Finish | None) -> bytes:
-        return b',"logprobs":null,"finish_reason":' + _encode(finish) + b"}]}\n\n"
+    def _closing(self, finish: Finish | None, more: bytes = b"") -> bytes:
+        return b',"logprobs":null,"finish_reason":' + _encode(finish) + more + b"}]}\n\n"

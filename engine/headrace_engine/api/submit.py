@@ -105,30 +105,56 @@ class Fresh:
     defaults: Defaults = NO_DEFAULTS
 
 
+def salt_of(body: Generation) -> bytes:
+    """Prefixes are shared within one salt: the gateway's, and what the body adds to it."""
+    salt = bytes.fromhex((body.headrace or RequestHints()).salt)
+    if body.cache_salt is None:
+        return salt
+    return hashlib.sha256(
+        b"headrace.salt.v1" + len(salt).to_bytes(8, "little") + salt + body.cache_salt.encode()
+    ).digest()
+
+
 def submits(
-    body: Generation, tokens: Sequence[int], limits: Limits, *, eos_ids: tuple[int, ...], fresh: Fresh
+    body: Generation, prompts: Sequence[Sequence[int]], limits: Limits, *, eos_ids: tuple[int, ...], fresh: Fresh
 ) -> list[Submit]:
-    """One Submit a choice; all but the first wait for the first one's prefill. Raises RequestError."""
-    hints = body.headrace or RequestHints()
+    """The choices of each prompt in turn; all but a prompt's first wait for the first one's prefill.
+
+    With a seed, a prompt gets the same choices in any company. Raises RequestError.
+    """
+    hints, count = body.headrace or RequestHints(), body.choices
     identity, seed = hints.id or fresh.identity, fresh.seed if body.seed is None else body.seed
-    room = min(limits.context, limits.pool) - len(tokens)
-    limit, choices = body.limit[1], body.n or 1
-    stop_ids, data = _stop_ids(body, eos_ids, limits), token_bytes(tokens)
-    sampling = sampling_of(body, limits, fresh.defaults, child_seed(seed, 0))
-    return [
-        Submit(
-            id=identity if choices == 1 else f"{identity}:{index}",
-            tokens=data,
-            sampling=msgspec.structs.replace(sampling, seed=child_seed(seed, index)),
-            max_tokens=room if limit is None else min(limit, room),
-            stop_ids=stop_ids,
-            priority=hints.priority,
-            ttft_ms=hints.ttft_ms,
-            tpot_ms=hints.tpot_ms,
-            left_ms=hints.left_ms,
-            salt=bytes.fromhex(hints.salt),
-            holder=hints.holder,
-            after=f"{identity}:0" if index else "",
-        )
-        for index in range(choices)
-    ]
+    sampling = sampling_of(body, limits, fresh.defaults, seed)
+    stop_ids, salt = _stop_ids(body, eos_ids, limits), salt_of(body)
+    names = [identity] if len(prompts) * count == 1 else [f"{identity}:{i}" for i in range(len(prompts) * count)]
+    made: list[Submit] = []
+    for tokens in prompts:
+        first, data = len(made), token_bytes(tokens)
+        room = min(limits.context, limits.pool) - len(tokens)
+        for choice in range(count):
+            draws = child_seed(seed, choice if body.seed is not None else len(made))
+            made.append(
+                Submit(
+                    id=names[len(made)],
+                    tokens=data,
+                    sampling=msgspec.structs.replace(
+                        sampling, seed=draws, prompt_logprobs=body.top if body.echoes and not choice else None
+                    ),
+                    max_tokens=_output_limit(body, room),
+                    stop_ids=stop_ids,
+                    priority=hints.priority,
+                    ttft_ms=hints.ttft_ms,
+                    tpot_ms=hints.tpot_ms,
+                    left_ms=hints.left_ms,
+                    salt=salt,
+                    holder=hints.holder,
+                    after=names[first] if choice else "",
+                )
+            )
+    return made
+
+
+def _output_limit(body: Generation, room: int) -> int:
+    """Tokens: a request that only echoes its prompt has one drawn, which nobody sees."""
+    limit = body.limit[1]
+    return room if limit is None else max(1, min(limit, room))

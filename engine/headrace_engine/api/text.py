@@ -13,14 +13,23 @@ class ChoiceText:
     `least` tokens are taken before stop strings are looked for.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...] = (), least: int = 0):
+    def __init__(
+        self, detokenizer: Detokenizer, stops: tuple[str, ...] = (), least: int = 0, *, keeps_stop: bool = False
+    ):
+        """`keeps_stop`: the stop string that is found stays at the end of the text."""
         self._detokenizer = detokenizer
         self._stops = stops
         self._least = least
+        self._keeps_stop = keeps_stop
         self._held = ""  # may be the beginning of a stop string
         self.given = 0  # characters given out
-        self.stopped = False  # a stop string was found; nothing comes after it
+        self.stop: str | None = None  # the stop string that was found; nothing comes after it
         self.tokens = 0  # tokens taken, those of the stop string included
+
+    @property
+    def stopped(self) -> bool:
+        """Was a stop string found?"""
+        return self.stop is not None
 
     @property
     def length(self) -> int:
@@ -58,10 +67,11 @@ class ChoiceText:
         if not text:
             return ""
         pending = self._held + text
-        found = [at for stop in self._stops if (at := pending.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := pending.find(stop)) >= 0]
         if found:
-            self.stopped, self._held = True, ""
-            return self._give(pending[: min(found)])
+            at, stop = min(found, key=lambda one: one[0])
+            self.stop, self._held = stop, ""
+            return self._give(pending[: at + len(stop) if self._keeps_stop else at])
         keep = max((_overlap(pending, stop) for stop in self._stops), default=0)
         self._held = pending[len(pending) - keep :]
         return self._give(pending[: len(pending) - keep])
