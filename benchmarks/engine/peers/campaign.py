@@ -1,0 +1,215 @@
+"""One run: every server in its turn, each record kept as soon as it is there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.engine.peers import cells, install, plan, pool
+from benchmarks.engine.peers.plan import Block, Settings
+from benchmarks.engine.peers.processes import Reading, machine_seconds, memory
+from benchmarks.engine.peers.progress import minutes, say
+from benchmarks.engine.peers.prompts import Prompts
+from benchmarks.engine.peers.records import Load, Pool, Profile, Start, Steps, Store
+from benchmarks.engine.peers.servers import HEADRACE, ROOT, SERVERS, ServerError, Setup, clean_environment, running
+
+LEAK_CHARACTERS = 24  # of a prompt's beginning
+SETTLE_S = 30.0  # longest wait for other programs before a server is started
+SETTLED_CORES = 0.25
+
+
+@dataclass
+class Campaign:
+    """The measurements of `settings` that are missing in `store`."""
+
+    settings: Settings
+    setup: Setup
+    store: Store
+    logs: Path
+    prompts: Prompts
+    failed: dict[str, str] = field(default_factory=dict)  # server: why it is left out
+
+    def run(self) -> None:
+        """Everything that is missing."""
+        say(f"about {minutes(self.left())} to go")
+        todo = plan.blocks(self.settings)
+        for block in todo:
+            if block.server in self.failed or not self._missing(block):
+                continue
+            try:
+                self._block(block)
+            except (ServerError, cells.CellError) as error:
+                self.failed[block.server] = str(error)
+                say(f"{block.server} is left out from here on: {error}")
+            say(f"about {minutes(self.left())} to go")
+        for name, part in (("steps", self._steps), ("profile", self._profile), ("pool", self._pool)):
+            if name in self.settings.parts:
+                part()
+
+    def left(self) -> float:
+        """Seconds that are still to be measured, about."""
+        known = self._measured()
+        total = 0.0
+        for block in plan.blocks(self.settings):
+            if block.server not in self.failed and (missing := self._missing(block)):
+                loops = [(c, cells.requests_of(c) * cells.OUTPUT_TOKENS) for part, _, c in missing if part == "load"]
+                total += plan.block_seconds(block, loops, [part for part, _, _ in missing], known)
+        parts, store = self.settings.parts, self.store
+        total += plan.STEPS_S * sum(not store.has("steps", name) for name in self._inside() if "steps" in parts)
+        total += plan.PROFILE_S * ("profile" in parts and not store.has("profile", HEADRACE, "decode 16"))
+        sizes = sum(not self._pool_done(pages) for pages in pool.PAGES) / len(pool.PAGES)
+        return total + plan.POOL_S * sizes * ("pool" in parts)
+
+    def _missing(self, block: Block) -> list[tuple[str, int, int]]:
+        """Cells of a block: part, round, concurrency."""
+        parts, name, number = self.settings.parts, block.server, str(block.number)
+        missing = [
+            ("load", round_, c)
+            for round_ in (block.rounds if "load" in parts else ())
+            for c in self.settings.concurrency
+            if not self.store.has("load", name, str(round_), str(c))
+        ]
+        missing += [
+            (part, 0, 0) for part in ("gap", "prefix") if part in parts and not self.store.has(part, name, number)
+        ]
+        return missing
+
+    def _measured(self) -> dict[tuple[str, int], float]:
+        found = defaultdict(list)
+        for record in self.store.all():
+            if isinstance(record, Load):
+                found[record.server, record.concurrency].append(record.seconds)
+        return {key: mean(seconds) for key, seconds in found.items()}
+
+    def _block(self, block: Block) -> None:
+        """One life of a server. Raises ServerError, CellError."""
+        settle()
+        server = SERVERS[block.server]
+        log = self.logs / f"{block.server}-{block.number}.log"
+        say(f"starting {block.server} ({server.version}), start {block.number + 1} of {self.settings.starts}")
+        with running(server, self.setup, log) as alive:
+            bench = cells.Bench(block.server, block.number, alive, self.prompts)
+            first = cells.first_token(bench)
+            say(f"{block.server} was healthy after {alive.healthy_s:.1f} s, answered after {first:.1f} s")
+            cells.warm_up(bench, max(self.settings.concurrency))
+            for part, round_, concurrency in self._missing(block):
+                if part == "load":
+                    self._load(bench, round_, concurrency)
+            resident, peak = memory(alive.pid)
+            processes = len(Reading.take(alive.pid).processes)
+            for part, _, _ in self._missing(block):
+                if part == "gap":
+                    found = cells.gap(bench)
+                    self.store.add(found)
+                    say(f"{block.server}: largest gap {found.largest_ms:.0f} ms, median {found.itl_ms:.1f} ms")
+                elif part == "prefix":
+                    self.store.add(cells.prefix(bench))
+        start = Start(
+            server=block.server,
+            block=block.number,
+            healthy_s=round(alive.healthy_s, 2),
+            first_token_s=round(first, 2),
+            resident_bytes=resident,
+            peak_bytes=peak,
+            processes=processes,
+            leaks=self._leaks(block, log),
+        )
+        self.store.add(start)
+
+    def _load(self, bench: cells.Bench, round_: int, concurrency: int) -> None:
+        found = cells.load(bench, round_, concurrency)
+        self.store.add(found)
+        wrong = f", errors: {', '.join(sorted(set(found.errors)))}" if found.errors else ""
+        say(
+            f"{bench.name} round {round_ + 1} of {self.settings.rounds}, c={concurrency}: "
+            f"{found.tokens_per_s:.0f} tok/s, TTFT {found.ttft_ms.p50:.0f} ms, ITL {found.itl_ms.p50:.1f} ms{wrong}"
+        )
+
+    def _leaks(self, block: Block, log: Path) -> int:
+        """Prompts of this block whose beginning stands in the server's log."""
+        text = log.read_text(errors="replace")
+        seeds = [
+            f"load/{round_}/{c}/{i}"
+            for round_ in block.rounds
+            for c in self.settings.concurrency
+            for i in range(cells.requests_of(c))
+        ]
+        return sum(self.prompts.words(seed, 8)[:LEAK_CHARACTERS] in text for seed in seeds)
+
+    def _inside(self) -> list[str]:
+        """Servers whose steps can be measured in process."""
+        return [name for name in (HEADRACE, "vllm") if name in self.settings.servers and name not in self.failed]
+
+    def _steps(self) -> None:
+        for name in self._inside():
+            if not self.store.has("steps", name):
+                say(f"measuring {name}'s steps inside one process")
+                rows = self._ask(name, *self._inside_command(name))
+                if rows is not None:
+                    self.store.add(Steps(server=name, rows=[(str(w), *map(float, ms)) for w, *ms in rows]))  # type: ignore[misc]
+
+    def _profile(self) -> None:
+        if HEADRACE not in self.settings.servers or self.store.has("profile", HEADRACE, "decode 16"):
+            return
+        say("profiling Headrace's steps")
+        found = self._ask(HEADRACE, *self._inside_command(HEADRACE), "--profile")
+        for what, rows in (found or {}).items():
+            self.store.add(Profile(server=HEADRACE, what=what, rows=[(str(k), float(v)) for k, v in rows]))
+
+    def _inside_command(self, name: str) -> list[str]:
+        model = str(self.setup.model)
+        if name == HEADRACE:
+            return [sys.executable, "-m", "benchmarks.engine.peers.inside", model]
+        python = install.folder_of(self.setup.cache, name) / "bin" / "python"
+        return [str(python), str(Path(__file__).with_name("inside_vllm.py")), model]
+
+    def _ask(self, name: str, *command: str) -> Any:
+        """The JSON that a program prints; None, and a line for the reader, if it fails."""
+        env = clean_environment(SERVERS[name].environment(self.setup))
+        with (self.logs / f"inside-{name}.log").open("ab") as log:
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT, env=env, check=False)
+        try:
+            return json.loads(done.stdout)
+        except json.JSONDecodeError:
+            say(f"{name}'s steps could not be measured (exit {done.returncode}); see {self.logs}")
+            return None
+
+    def _pool_done(self, pages: int) -> bool:
+        return all(self.store.has("pool", str(pages), str(repeat)) for repeat in range(pool.REPEATS))
+
+    def _pool(self) -> None:
+        if HEADRACE not in self.settings.servers or HEADRACE in self.failed:
+            return
+        for pages in pool.PAGES:
+            if self._pool_done(pages):
+                continue
+            try:
+                found = pool.Size(self.setup, pages, self.logs).measure(self.prompts, range(pool.REPEATS))
+            except (ServerError, cells.CellError) as error:
+                say(f"a pool of {pages} pages: {error}")
+                continue
+            for record in found:
+                self.store.add(record)
+            say(f"a pool of {pages} pages: " + ", ".join(_pool_line(record) for record in found))
+
+
+def _pool_line(record: Pool) -> str:
+    return f"{record.output_tokens / record.seconds:.0f} tok/s with {record.preemptions} preemptions"
+
+
+def settle() -> None:
+    """Wait until other programs leave the CPUs alone, for SETTLE_S at most."""
+    deadline = time.monotonic() + SETTLE_S
+    while time.monotonic() < deadline:
+        before = machine_seconds()
+        time.sleep(0.5)
+        if machine_seconds() - before < SETTLED_CORES * 0.5:
+            return
+    say("other programs use the CPUs; the figures will show it (foreign CPU)")
