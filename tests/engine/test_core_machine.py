@@ -1,9 +1,15 @@
-"""Random submits, aborts, failures, expiries, resets and steps at lags 0 to 2; the fake runner checks its pages."""
+"""Random submits, aborts, failures, expiries, resets and steps at lags 0 to 2; the fake runner checks its pages.
+
+After each: no page has two owners and none is lost, references equal holders, holders sum to the pool, budgets are
+kept, no more is cached than a prompt less one token, nobody is passed over inside its class, no victim twice without a
+block of progress between, and each request ends exactly once, in time, with its own output.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,16 +17,33 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace_engine.core.blocks import BlockPool
-from headrace_engine.core.scheduler import Limits, Scheduler
-from headrace_engine.core.sequence import pages_for
-from headrace_engine.core.state import held_by
+from headrace_engine.core.budget import FLOOR_TOKENS, Pace, work_of
+from headrace_engine.core.contention import is_being_computed
+from headrace_engine.core.plan import StepPlan
+from headrace_engine.core.scheduler import MAX_HELD, Limits, Scheduler
+from headrace_engine.core.sequence import Sequence, pages_for
+from headrace_engine.core.state import Identity, Reporter, held_by
 from headrace_engine.runner.fake import VOCAB, FakeRunner, fake_kv, generate
-from headrace_wire.protocol import Delta, Finish, Sampling, Submit
+from headrace_wire.protocol import PAGE_TOKENS, Delta, Finish, ModelInfo, Sampling, Submit
 from headrace_wire.reasons import Reason
 
 # Prompts are cut from a few documents, so that they share prefixes.
 DOCUMENTS = [[(d * 7 + i * 13) % VOCAB for i in range(400)] for d in range(3)]
 CONTEXT = 320
+
+
+class Watched(Scheduler):
+    """Knows what every victim had computed when it was preempted."""
+
+    def __init__(self, limits: Limits, pool: BlockPool, cache_root: str, pace: Pace | None):
+        super().__init__(limits, pool, cache_root, pace)
+        self.marks: dict[str, int] = {}
+
+    def _preempt(self, seq: Sequence) -> None:
+        last = self.marks.get(seq.id)
+        assert last is None or seq.computed >= min(last + PAGE_TOKENS, seq.limit - 1), "a victim without progress"
+        self.marks[seq.id] = seq.computed
+        super()._preempt(seq)
 
 
 class Engine(RuleBasedStateMachine):
@@ -31,11 +54,17 @@ class Engine(RuleBasedStateMachine):
         pages=st.integers(5, 16),
         sequences=st.integers(1, 5),
         budget=st.sampled_from([5, 33, 64, 200]),
+        paced=st.booleans(),
     )
-    def start(self, lag: int, pages: int, sequences: int, budget: int) -> None:
+    def start(self, lag: int, pages: int, sequences: int, budget: int, paced: bool) -> None:
         self.limits = Limits(max_sequences=sequences, max_batch_tokens=budget, max_tokens=CONTEXT, vocab=VOCAB)
-        self.scheduler = Scheduler(self.limits, BlockPool(pages), "00")
+        self.pace = Pace() if paced else None
+        self.scheduler = Watched(self.limits, BlockPool(pages), "00", self.pace)
         self.runner = FakeRunner(lag, fake_kv(pages))
+        self.reporter = Reporter(Identity(ModelInfo(name="m"), self.runner.kv, "i"))
+        self.plans: dict[int, StepPlan] = {}
+        self.stalled: tuple[str, int, int] = ("", 0, 0)  # first in the order, tokens it had computed, steps since then
+        self.born: dict[str, float] = {}
         self.now = 0.0
         self.requests: dict[str, Submit] = {}
         self.outputs: dict[str, list[int]] = {}
@@ -63,22 +92,28 @@ class Engine(RuleBasedStateMachine):
         holder: str,
         left_ms: float | None,
     ) -> None:
-        submit = Submit(
-            id=f"r{len(self.requests)}",
-            tokens=array("i", DOCUMENTS[document][:length]).tobytes(),
-            sampling=Sampling(),
-            max_tokens=max_tokens,
-            priority=priority,
-            salt=salt,
-            holder=holder,
-            left_ms=left_ms,
-        )
-        self.requests[submit.id] = submit
-        self.outputs[submit.id] = []
-        self.expected[submit.id] = generate(DOCUMENTS[document][:length], max_tokens)
+        common = {"max_tokens": max_tokens, "priority": priority, "salt": salt, "holder": holder, "left_ms": left_ms}
+        self.send(DOCUMENTS[document][:length], **common)
+
+    @rule(
+        document=st.integers(0, 2), length=st.integers(1, 200), count=st.integers(2, 4), max_tokens=st.integers(1, 60)
+    )
+    def submit_choices(self, document: int, length: int, count: int, max_tokens: int) -> None:
+        first = f"r{len(self.requests)}"
+        for index in range(count):
+            self.send(DOCUMENTS[document][:length], max_tokens=max_tokens, after=first if index else "")
+
+    def send(self, tokens: list[int], max_tokens: int, **more: Any) -> None:
+        name = f"r{len(self.requests)}"
+        data = array("i", tokens).tobytes()
+        submit = Submit(id=name, tokens=data, sampling=Sampling(), max_tokens=max_tokens, **more)
+        self.requests[name] = submit
+        self.outputs[name] = []
+        self.expected[name] = generate(tokens, max_tokens)
+        self.born[name] = self.now
         refused = self.scheduler.submit(submit, self.now)
         self.take(refused)
-        assert bool(refused) == (length + 1 > min(CONTEXT, self.scheduler.pool.total * 64))
+        assert bool(refused) == (len(tokens) + 1 > min(CONTEXT, self.scheduler.pool.total * PAGE_TOKENS))
 
     @precondition(lambda self: len(self.ended) < len(self.requests))
     @rule(pick=st.integers(0, 1000))
@@ -102,6 +137,9 @@ class Engine(RuleBasedStateMachine):
     def wait(self, ms: int) -> None:
         self.now += ms / 1000
         self.take(self.scheduler.expire(self.now))
+        for name in self.requests.keys() - self.ended.keys():
+            left_ms = self.requests[name].left_ms
+            assert left_ms is None or self.now < self.born[name] + left_ms / 1000, "its time ran out"
 
     @rule(count=st.integers(1, 20))
     def steps(self, count: int) -> None:
@@ -115,18 +153,57 @@ class Engine(RuleBasedStateMachine):
 
     def step(self) -> bool:
         """One turn of the loop; False when there was nothing to do."""
+        waiting = list(self.scheduler.waiting)
         plan = self.scheduler.plan()
         if plan is not None:
-            assert sum(step.count for step in plan.steps) <= self.limits.max_batch_tokens
-            assert len(plan.steps) <= len(self.scheduler.running) <= self.limits.max_sequences
-            ones = [step.count == 1 for step in plan.steps]
-            assert ones == sorted(ones, reverse=True), "rows with one token come first"
+            self.plans[plan.number] = plan
+            self.check_plan(plan)
+            self.check_order(waiting)
             self.runner.launch(plan)
         if self.scheduler.in_flight > (self.runner.lag if plan is not None else 0):
-            self.take(self.scheduler.apply(self.runner.collect()))
+            result = self.runner.collect()
+            work = work_of(self.plans.pop(result.number))
+            if self.pace is not None:
+                self.pace.times.observe(work, 0.004 + 0.0005 * work.decodes + 0.0003 * work.prefill)
+            self.take(self.scheduler.apply(result))
         elif plan is None:
             return False
+        self.check_progress()
         return True
+
+    def check_plan(self, plan: StepPlan) -> None:
+        counts = [step.count for step in plan.steps]
+        assert sum(counts) <= self.limits.max_batch_tokens
+        assert len(counts) <= len(self.scheduler.running) <= self.limits.max_sequences
+        ones = [count == 1 for count in counts]
+        assert ones == sorted(ones, reverse=True), "rows with one token come first"
+        assert len({step.row for step in plan.steps}) == len(counts), "a row was planned twice"
+
+    def check_order(self, waiting: list[Sequence]) -> None:
+        """Who was admitted passed over nobody but those whose prefix is being computed."""
+        admitted = [seq for seq in waiting if seq.row]
+        if not admitted:
+            return
+        last = max(seq.order for seq in admitted)
+        passed = [seq for seq in waiting if not seq.row and seq.order < last]
+        assert len(passed) <= MAX_HELD
+        for seq in passed:
+            assert is_being_computed(seq, self.scheduler._prompts, self.scheduler.pool)
+
+    def check_progress(self) -> None:
+        """The first in the order goes on; at worst it waits for victims of before to make their block of progress."""
+        live = [*self.scheduler.running, *self.scheduler.waiting]
+        if not live:
+            return
+        first = min(live, key=lambda seq: seq.order)
+        name, computed, steps = self.stalled
+        if name != first.id or computed != first.computed:
+            self.stalled = (first.id, first.computed, 0)
+            return
+        self.stalled = (name, computed, steps + 1)
+        share = max(1, min(self.limits.max_batch_tokens - self.limits.max_sequences, FLOOR_TOKENS))
+        others = sum(seq.want for seq in self.scheduler.running) // share
+        assert steps <= self.runner.lag + 2 + PAGE_TOKENS + others, "the first in the order starves"
 
     def take(self, deltas: list[Delta]) -> None:
         for delta in deltas:
@@ -134,6 +211,8 @@ class Engine(RuleBasedStateMachine):
             self.outputs[delta.id] += delta.tokens
             submit = self.requests[delta.id]
             assert delta.cached <= max(0, len(submit.tokens) // 4 - 1)
+            if delta.error is Reason.DEADLINE_EXCEEDED:
+                assert self.now >= self.born[delta.id] + (submit.left_ms or 0) / 1000
             if delta.finish or delta.error:
                 self.ended[delta.id] = delta
 
@@ -151,8 +230,24 @@ class Engine(RuleBasedStateMachine):
         assert all(pool._index[key] == page for page, key in enumerate(pool._keys) if key is not None)
 
     @invariant()
+    def only_full_computed_blocks_are_shared(self) -> None:
+        owners: dict[int, list[tuple[Sequence, int]]] = {}
+        for seq in self.scheduler.running:
+            for at, page in enumerate(seq.pages):
+                owners.setdefault(page, []).append((seq, at))
+        for shared in owners.values():
+            if len(shared) > 1:
+                blocks = {tuple(seq.tokens[: (at + 1) * PAGE_TOKENS]) for seq, at in shared}
+                assert len(blocks) == 1, "a page with two owners"
+                assert all(seq.done >= (at + 1) * PAGE_TOKENS for seq, at in shared)
+                assert len({seq.submit.salt for seq, _ in shared}) == 1
+
+    @invariant()
     def holders_sum_to_the_pool(self) -> None:
         held = held_by(self.scheduler)
+        state = self.reporter.state(self.scheduler, self.now)
+        assert state.holders == held
+        assert sum(h.pages for h in held.values()) + state.free + state.evictable == state.total
         assert sum(h.pages for h in held.values()) == self.scheduler.pool.used
         assert sum(h.requests for h in held.values()) == len(self.requests) - len(self.ended)
 
@@ -190,7 +285,8 @@ class Engine(RuleBasedStateMachine):
     def work(self, submit: Submit) -> int:
         """A generous bound of the steps that one request may take, recomputing and waiting included."""
         prompt = len(submit.tokens) // 4
-        return 4 * (pages_for(prompt) + submit.max_tokens + prompt // self.limits.max_batch_tokens + 10)
+        share = min(self.limits.max_batch_tokens, FLOOR_TOKENS)
+        return 4 * (pages_for(prompt) + submit.max_tokens + prompt // share + 10)
 
 
 Engine.TestCase.settings = settings(

@@ -1,8 +1,8 @@
 """How long a step takes, learnt from the engine's own steps, and how much prefill fits beside running streams.
 
 The model is t = a + b · rows that decode + c · tokens of context + d · prompt tokens + e · tokens that these attend to,
-fitted by recursive least squares of relative errors, which forget slowly; where noise makes a coefficient negative it
-counts as zero. Pure: times are arguments.
+fitted by least squares of relative errors with no coefficient negative. Steps with and without prompts are forgotten
+each at the pace of their own kind, so that long decoding leaves what is known of prompts. Pure: times are arguments.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from headrace_engine.core.fit import Sums, fit
 from headrace_engine.core.plan import StepPlan
 
-FORGET = 0.995  # weight of an observation after one more step
+FORGET = 0.99  # weight of an observation after one more step of its kind
 LEAST_SECONDS = 1e-4  # a step is taken to last
 LEAST_STEPS = 8  # observed before the fit is believed
 FLOOR_TOKENS = 32  # prompt tokens that a step computes whatever the targets say: prompts never starve
@@ -21,8 +22,6 @@ PROBE_TOKENS = 64  # prompt tokens of a step beside streams as long as nothing i
 # well below five times their median, and prompts get two thirds of the machine.
 STRETCH = 3.0
 _SCALES = (1.0, 16.0, 4096.0, 256.0, 4096.0 * 256.0)  # features are divided by these, so that they are of one size
-_DOUBT = 1e3  # about a coefficient of which nothing is known, in variances of one observation
-_RENEWED_DOUBT = 0.01  # up to which forgetting lets doubt grow again, about what steps no longer show
 
 
 @dataclass(frozen=True)
@@ -72,44 +71,39 @@ class StepTimes:
     """The fitted model."""
 
     def __init__(self) -> None:
-        size = len(_SCALES)
-        self.steps = 0  # observed
-        self.prefills = 0  # of them, with prompt tokens
-        self._theta = [0.0] * size  # seconds per scaled feature
-        self._doubt = [[_DOUBT if i == j else 0.0 for j in range(size)] for i in range(size)]
+        self._decodes = Sums(len(_SCALES), FORGET)  # of steps without prompts
+        self._prompts = Sums(len(_SCALES), FORGET)
+        self._fitted: list[float] | None = None  # seconds per scaled feature; None: to be computed when asked for
 
     @property
     def known(self) -> bool:
         """Were enough steps seen, of both kinds?"""
-        return self.steps >= LEAST_STEPS and self.prefills > 1
+        return self._decodes.count + self._prompts.count >= LEAST_STEPS and self._prompts.count > 1
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """A step of this work took `seconds`."""
-        self.steps += 1
-        self.prefills += work.prefill > 0
         weight = 1.0 / max(seconds, LEAST_SECONDS)  # errors count by their share of the step
-        x = [value * weight for value in work.features()]
-        px = [sum(a * b for a, b in zip(row, x, strict=True)) for row in self._doubt]
-        forget = FORGET if max(row[i] for i, row in enumerate(self._doubt)) < _RENEWED_DOUBT else 1.0
-        scale = forget + sum(a * b for a, b in zip(x, px, strict=True))
-        gain = [value / scale for value in px]
-        error = seconds * weight - sum(a * b for a, b in zip(self._theta, x, strict=True))
-        self._theta = [old + g * error for old, g in zip(self._theta, gain, strict=True)]
-        for i, row in enumerate(self._doubt):
-            for j in range(len(row)):
-                row[j] = (row[j] - gain[i] * px[j]) / forget
+        sums = self._prompts if work.prefill else self._decodes
+        sums.add([value * weight for value in work.features()])
+        self._fitted = None
+
+    @property
+    def _theta(self) -> list[float]:
+        if self._fitted is None:
+            self._fitted = fit((self._decodes, self._prompts))
+        return self._fitted
 
     def predict(self, work: StepWork) -> float:
         """Seconds, never negative."""
-        return sum(max(0.0, a) * b for a, b in zip(self._theta, work.features(), strict=True))
+        return sum(a * b for a, b in zip(self._theta, work.features(), strict=True))
 
     def prefill_within(self, streams: Streams, seconds: float) -> float:
         """Prompt tokens that may be computed beside these streams so that the step takes at most `seconds`; may be inf.
 
         n tokens from depth s on take (d + e·s) · n + e · n² / 2.
         """
-        pair = max(0.0, self._theta[4]) / _SCALES[4]
-        token = max(0.0, self._theta[3]) / _SCALES[3] + pair * streams.depth
+        pair = self._theta[4] / _SCALES[4]
+        token = self._theta[3] / _SCALES[3] + pair * streams.depth
         spare = seconds - self.predict(StepWork(streams.rows, streams.context, 0))
         if spare <= 0.0:
             return 0.0
