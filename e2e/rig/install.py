@@ -127,10 +127,25 @@ def install(kube: Kube, release: str, namespaces: list[str], images: Images, val
         "images": {"controlPlane": images.control_plane, "engine": images.engine},
         **values,
     }
-    kube.run_helm(
-        "upgrade", "--install", "headrace", str(CHARTS / "headrace"), "-n", release, "-f", "-", "--wait",
-        "--timeout", "180s", stdin=json.dumps(merged),
-    )  # fmt: skip
+    command = ("upgrade", "--install", "headrace", str(CHARTS / "headrace"), "-n", release, "-f", "-")
+    try:
+        kube.run_helm(*command, "--wait", "--timeout", "180s", stdin=json.dumps(merged))
+    except CommandFailed as error:
+        raise CommandFailed(f"{error}\n{last_words(kube, release)}") from error
+
+
+def last_words(kube: Kube, namespace: str) -> str:
+    """What pods that are not ready say of themselves: their containers' states and the end of their logs."""
+    told = []
+    for pod in kube.items("pod", namespace):
+        states = [found for found in pod["status"].get("containerStatuses", ()) if not found["ready"]]
+        for found in states:
+            name, state = pod["metadata"]["name"], json.dumps(found["state"])
+            log = kube.run("logs", name, "-n", namespace, "-c", found["name"], "--tail=8", check=False)
+            told.append(f"pod {name} is not ready: {state}\n{log.rstrip()}")
+        if not states and pod["status"]["phase"] != "Running":
+            told.append(f"pod {pod['metadata']['name']}: {json.dumps(pod['status'].get('conditions', ()))}")
+    return "\n".join(told) or f"every pod in namespace {namespace} is ready"
 
 
 def set_keys(kube: Kube, namespace: str, tenant: str, keys: dict[str, Key]) -> None:
