@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+RECIPE = 1  # another number for another model
 VOCAB = 32_000
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS = 2
@@ -69,7 +70,7 @@ def make(folder: Path) -> None:
     if (folder / "model.gguf").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer()
+    tokenizer = train_tokenizer(standard_library(), VOCAB)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -89,8 +90,8 @@ def make(folder: Path) -> None:
     sys.stderr.write(f"made {folder}: {sum(f.stat().st_size for f in folder.iterdir()) >> 20} MiB\n")
 
 
-def train_tokenizer() -> Any:
-    """Byte-level BPE over the standard library's sources; ids of SPECIAL are 0, 1, 2."""
+def train_tokenizer(texts: Iterator[str], vocab: int) -> Any:
+    """Byte-level BPE with `vocab` tokens; ids of SPECIAL are 0, 1, 2. Raises ValueError if the texts give fewer."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -102,18 +103,19 @@ def train_tokenizer() -> Any:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB,
+        vocab_size=vocab,
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_corpus(), trainer)
-    if tokenizer.get_vocab_size() != VOCAB:
-        raise RuntimeError(f"the standard library's sources gave {tokenizer.get_vocab_size()} tokens, not {VOCAB}")
+    tokenizer.train_from_iterator(texts, trainer)
+    if tokenizer.get_vocab_size() != vocab:
+        raise ValueError(f"the texts gave {tokenizer.get_vocab_size()} tokens, not {vocab}")
     return tokenizer
 
 
-def _corpus() -> Iterator[str]:
+def standard_library() -> Iterator[str]:
+    """The ASCII text of Python's own sources."""
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted((*root.glob("*.py"), *root.glob("*/*.py"))):
         if "site-packages" not in path.parts:

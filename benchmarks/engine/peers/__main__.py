@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -93,9 +92,8 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 def model_folder(cache: Path) -> Path:
-    """Another recipe has another folder."""
-    recipe = Path(make_model.__file__).read_bytes()
-    return cache / f"model-{hashlib.sha256(recipe).hexdigest()[:12]}"
+    """Where the model is, or will be."""
+    return cache / f"model-{make_model.RECIPE}"
 
 
 def _prepare(cache: Path, settings: Settings) -> dict[str, str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
+
+import numpy as np
 
 DRAWS = 4000  # of the bootstrap
 LEVEL = 0.95
@@ -36,12 +37,8 @@ def ratio(ours: Sequence[float], theirs: Sequence[float], seed: int = 0) -> Rati
     """
     if not ours or len(ours) != len(theirs):
         raise ValueError(f"{len(ours)} rounds stand against {len(theirs)}")
-    draw = random.Random(seed)
-    rounds = range(len(ours))
-    values = []
-    for _ in range(DRAWS if len(ours) > 1 else 1):
-        chosen = draw.choices(rounds, k=len(ours)) if len(ours) > 1 else [0]
-        values.append(median(ours[i] for i in chosen) / median(theirs[i] for i in chosen))
-    values.sort()
+    mine, other = np.asarray(ours, dtype=float), np.asarray(theirs, dtype=float)
+    chosen = np.random.default_rng(seed).integers(len(mine), size=(DRAWS, len(mine)))
+    drawn = sorted((np.median(mine[chosen], axis=1) / np.median(other[chosen], axis=1)).tolist())
     tail = 100 * (1 - LEVEL) / 2
-    return Ratio(median(ours) / median(theirs), percentile(values, tail), percentile(values, 100 - tail))
+    return Ratio(median(ours) / median(theirs), percentile(drawn, tail), percentile(drawn, 100 - tail))
