@@ -16,6 +16,7 @@ import uvicorn
 
 from headrace_engine.api.app import App
 from headrace_engine.api.client import MAILBOX_BYTES, CoreFailed, CoreLink, Target
+from headrace_engine.api.connection import Connection
 from headrace_engine.api.defaults import NO_DEFAULTS, Defaults
 from headrace_engine.api.drain import Drain
 from headrace_engine.api.metrics import Metrics
@@ -95,6 +96,8 @@ class Engine:
         server = Server(
             uvicorn.Config(
                 self.app,
+                http=Connection,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 lifespan="off",
