@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -15,12 +16,18 @@ if os.environ.get("CI"):
     settings.load_profile("ci")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Temporary files of the tests and of the processes that they start, killed ones too, lie in one folder and go."""
+@pytest.fixture(scope="session")
+def scratch_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where temporary files of tests lie, and of the processes that they start, killed ones too; gone at the end."""
     folder = tmp_path_factory.mktemp("scratch")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(folder))
-        patch.setattr(tempfile, "tempdir", str(folder))
-        yield
+    yield folder
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _scratch(scratch_home: Path) -> Iterator[None]:
+    """Not for the whole session: the cluster of the end-to-end tests may be kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(scratch_home))
+        patch.setattr(tempfile, "tempdir", str(scratch_home))
+        yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tempfile
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -36,10 +37,12 @@ def _kube() -> Path:
 
 
 @pytest.fixture(scope="session")
-def apiserver() -> Iterator[ApiServer]:
+def apiserver(scratch_home: Path) -> Iterator[ApiServer]:
     """etcd and kube-apiserver with Headrace's CRDs established; no controllers, no garbage collection."""
     try:
-        server = ApiServer(_kube()).__enter__()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", str(scratch_home))
+            server = ApiServer(_kube()).__enter__()
     except ClusterError as error:
         pytest.fail(f"{error}; {CURE}", pytrace=False)
     try:

@@ -1,0 +1,142 @@
+"""Messages that call for somebody name the field and end with what to change."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.api.model import Model
+from headrace.api.profile import ProfileSpec
+from headrace.planning.cures import CURES, cure_of, cured
+from headrace.planning.judge import References, judge
+from headrace.planning.memory import Verdict
+from headrace.planning.pods import report
+from headrace.planning.reasons import Why
+from headrace.planning.workload import workload_ready
+from headrace_wire.shape import BUILTIN_SHAPES
+
+ENGINE = Path(__file__).parents[2] / "engine" / "headrace_engine"
+FIELD = re.compile(
+    r"spec\.[a-zA-Z]|metadata\.name|namespaces|kubectl|headrace key new|gateway|deployment", re.IGNORECASE
+)
+GOOD_OR_PASSING = {
+    Why.READY, Why.PENDING, Why.OBSERVED, Why.VALID, Why.ENFORCED, Why.PODS_READY, Why.SCALED_TO_ZERO, Why.STARTING,
+    Why.ROLLING_OUT, Why.CONFORMANT, Why.MET, Why.NO_TRAFFIC, Why.ACTIVE, Why.SHAPE_UNKNOWN, Why.STALE,
+}  # fmt: skip
+OWN_WORDS = {
+    Why.REFERENCE_NOT_FOUND, Why.PARALLELISM_UNSUPPORTED, Why.PARALLELISM_INVALID, Why.NAME_TAKEN, Why.APPLY_REFUSED,
+    Why.KEY_IN_USE, Why.MODEL_NOT_FOUND, Why.CLASS_UNKNOWN, Why.NO_GATEWAY, Why.GATEWAY_BEHIND, Why.NOT_APPLIED,
+    Why.SCALING_OFF, Why.ADVISING,
+}  # fmt: skip
+"""Reasons whose sentence is written where it is said, cure included; the tests of those places read them."""
+
+
+def test_every_reason_that_calls_for_somebody_has_a_cure() -> None:
+    assert {why.value for why in Why if why not in GOOD_OR_PASSING | OWN_WORDS} <= CURES.keys()
+
+
+def test_every_reason_that_an_engine_writes_has_a_cure() -> None:
+    sources = "\n".join(file.read_text() for file in sorted(ENGINE.rglob("*.py")))
+    written = set(re.findall(r"StartError\(\s*\"([A-Z]\w+)\"", sources))
+    assert {"SourceNotFound", "ModelIncomplete", "OutOfDisk"} <= written, "the engine's errors are still spelt so"
+    assert written <= CURES.keys()
+
+
+@pytest.mark.parametrize("reason", sorted(CURES))
+def test_a_cure_names_a_field_or_a_place(reason: str) -> None:
+    assert FIELD.search(CURES[reason]) or reason in (Why.CONFLICT.value, Why.INVALID_SPEC.value)
+    assert cured(reason, "in words").startswith("in words; ")
+
+
+def test_what_needs_nobody_is_left_as_it_is() -> None:
+    assert cured("Ready", "in words") == "in words" and cure_of("Ready", "") == ""
+
+
+def model(**spec: Any) -> Model:
+    metadata = {"name": "demo", "namespace": "team", "uid": "u", "generation": 2}
+    return Model.model_validate({"metadata": metadata, "spec": {"source": {"uri": "builtin://demo"}, **spec}})
+
+
+MEMORY = {"pod": {"resources": {"limits": {"memory": "512Mi"}}}}
+GPU = {"accelerator": {"memory": "512Mi"}}
+SMALL = {"engine": {"maxSequences": 2, "maxBatchTokens": 256}}
+TP2 = {"parallelismRef": {"name": "tp2"}}
+REFUSED = {
+    "no objective": (
+        model(serviceLevelRef={"name": "chat"}), None, "ReferenceNotFound",
+        "spec.serviceLevelRef.name: no ServiceLevelObjective named 'chat' in this namespace, or it is invalid: create "
+        "it here (no reference crosses a namespace), or correct the name",
+    ),
+    "no profile": (
+        model(**TP2), None, "ReferenceNotFound",
+        "spec.parallelismRef.name: no ParallelismProfile named 'tp2' in this namespace, or it is invalid: create it "
+        "here (no reference crosses a namespace), or correct the name",
+    ),
+    "two ranks": (
+        model(**TP2), ProfileSpec(tensor=2), "ParallelismUnsupported",
+        "spec.parallelismRef: 2 tensor x 1 pipeline = 2 ranks; this version starts engines of one rank: take the "
+        "reference out, or set spec.tensor or spec.pipeline of ParallelismProfile tp2 so that both are 1",
+    ),
+    "too little memory of the pod": (
+        model(**MEMORY, **SMALL), None, "WeightsTooLarge",
+        "raise spec.pod.resources.limits.memory to at least 579Mi",
+    ),
+    "too little memory of an accelerator": (
+        model(**GPU, **SMALL), None, "WeightsTooLarge",
+        "raise spec.accelerator.memory to at least",
+    ),
+    "a context beyond the model": (
+        model(context={"maxTokens": 4096}), None, "ContextBeyondModel",
+        "spec.context.maxTokens 4096 exceeds the 2048 tokens that the model was trained for: lower it to that",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("made", "profile", "reason", "says"), REFUSED.values(), ids=REFUSED)
+def test_a_refusal_says_what_to_change(made: Model, profile: ProfileSpec | None, reason: str, says: str) -> None:
+    refusal = judge(made, References(profile=profile), BUILTIN_SHAPES["demo"]).refusal
+    assert refusal is not None and refusal.reason == reason
+    assert says in refusal.message
+
+
+def test_the_memory_that_a_refusal_names_is_enough() -> None:
+    refused = judge(model(**MEMORY, **SMALL), References(), BUILTIN_SHAPES["demo"])
+    assert refused.refusal is not None
+    size = re.search(r"at least (\d+Mi)", refused.refusal.message)
+    assert size is not None
+    cure = {"pod": {"resources": {"limits": {"memory": size[1]}}}}
+    found = judge(model(**cure, **SMALL), References(), BUILTIN_SHAPES["demo"])
+    assert found.fit is not None and found.fit.verdict is Verdict.FITS
+
+
+def unscheduled(name: str, message: str) -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    meta = {"name": name, "labels": {"headrace.dev/revision": "r1"}}
+    return {"metadata": meta, "status": {"conditions": [condition]}}
+
+
+@pytest.mark.parametrize(
+    ("message", "cure"),
+    [
+        pytest.param("0/3 nodes are available: 3 Insufficient memory.", CURES["Unschedulable"], id="no room"),
+        pytest.param(
+            'persistentvolumeclaim "weights" not found',
+            "create the claim, or name another one in spec.source.uri; the pod is scheduled once it is there",
+            id="no claim",
+        ),
+        pytest.param(
+            "pod has unbound immediate PersistentVolumeClaims. preemption: none",
+            "bind the claim to a volume, or name another one in spec.source.uri; the pod is scheduled once it is there",
+            id="a claim without a volume",
+        ),
+    ],
+)
+def test_a_cure_is_told_once_for_many_pods(message: str, cure: str) -> None:
+    pods = report([unscheduled(f"demo-{number}", message) for number in range(3)], "r1")
+    said = workload_ready(pods, 3, None)
+    assert (said.status, said.reason) == ("False", "Unschedulable")
+    assert said.message.endswith(cure) and said.message.count(cure) == 1
+    assert said.message.count(message) == 3 and "demo-0" in said.message
