@@ -117,9 +117,8 @@ class Exchange:
             stage.metrics.series(self._call.labels).queue.observe(times.dispatched - times.arrived)
         if not self._call.counted:
             await self._recount(engine)
-        context = context_of(self._call.target.model, stage.fleet.context(self._call.model))
-        if context != self._call.context:
-            self._fit(context)
+        elif self._call.context is None:
+            self._fit(context_of(self._call.target.model, stage.fleet.context(self._call.model)))
 
     def _fit(self, context: int | None) -> None:
         """The engines' context is known only now: what was reserved follows it. Raises RequestError."""
@@ -139,10 +138,9 @@ class Exchange:
         if tokenizer is None and engine.report is not None:
             await stage.counter.learn(call.model, engine.report.model.tokenizer, engine.address)
             tokenizer = stage.counter.tokenizer(call.model)
-        if tokenizer is None:
-            return  # the engine counts
-        call.prompt_tokens = await stage.counter.count(tokenizer, call.body, call.size)
-        call.counted = True
+        if tokenizer is not None:  # else the engine counts
+            call.prompt_tokens = await stage.counter.count(tokenizer, call.body, call.size)
+            call.counted = True
         self._fit(context_of(call.target.model, stage.fleet.context(call.model)))
 
     def _request(self, engine: Engine) -> bytes:
