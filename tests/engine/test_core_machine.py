@@ -2,7 +2,8 @@
 
 After each: no page has two owners and none is lost, references equal holders, holders sum to the pool, budgets are
 kept, no more is cached than a prompt less one token, nobody is passed over inside its class, no victim twice without a
-block of progress between, and each request ends exactly once, in time, with its own output.
+block of progress between, no prefix is shared between salts or adapters, and each request ends exactly once, in time,
+with its own output.
 """
 
 from __future__ import annotations
@@ -33,17 +34,33 @@ CONTEXT = 320
 
 
 class Watched(Scheduler):
-    """Knows what every victim had computed when it was preempted."""
+    """Knows what every victim had computed when it was preempted, and for whom a page was published."""
 
     def __init__(self, limits: Limits, pool: BlockPool, cache_root: str, pace: Pace | None):
         super().__init__(limits, pool, cache_root, pace)
         self.marks: dict[str, int] = {}
+        self.domains: dict[int, tuple[bytes, bytes | None]] = {}
+
+    def _publish(self, seq: Sequence) -> None:
+        before = seq.published
+        super()._publish(seq)
+        self.domains |= dict.fromkeys(seq.pages[before : seq.published], _domain(seq))
+
+    def _admit(self, seq: Sequence) -> bool:
+        admitted = super()._admit(seq)
+        hits = seq.pages[: seq.computed // PAGE_TOKENS] if admitted else []
+        assert all(self.domains[page] == _domain(seq) for page in hits), "a prefix of another salt or adapter"
+        return admitted
 
     def _preempt(self, seq: Sequence) -> None:
         last = self.marks.get(seq.id)
         assert last is None or seq.computed >= min(last + PAGE_TOKENS, seq.limit - 1), "a victim without progress"
         self.marks[seq.id] = seq.computed
         super()._preempt(seq)
+
+
+def _domain(seq: Sequence) -> tuple[bytes, bytes | None]:
+    return seq.submit.salt, seq.submit.adapter
 
 
 class Engine(RuleBasedStateMachine):
@@ -79,6 +96,7 @@ class Engine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 150),
         priority=st.integers(0, 2),
         salt=st.sampled_from([b"", b"a"]),
+        adapter=st.sampled_from([None, None, b"a"]),
         holder=st.sampled_from(["g1", "g2"]),
         left_ms=st.sampled_from([None, None, None, 50.0]),
     )
@@ -89,11 +107,12 @@ class Engine(RuleBasedStateMachine):
         max_tokens: int,
         priority: int,
         salt: bytes,
+        adapter: bytes | None,
         holder: str,
         left_ms: float | None,
     ) -> None:
-        common = {"max_tokens": max_tokens, "priority": priority, "salt": salt, "holder": holder, "left_ms": left_ms}
-        self.send(DOCUMENTS[document][:length], **common)
+        more = {"priority": priority, "salt": salt, "adapter": adapter, "holder": holder, "left_ms": left_ms}
+        self.send(DOCUMENTS[document][:length], max_tokens, **more)
 
     @rule(
         document=st.integers(0, 2), length=st.integers(1, 200), count=st.integers(2, 4), max_tokens=st.integers(1, 60)
@@ -240,7 +259,6 @@ class Engine(RuleBasedStateMachine):
                 blocks = {tuple(seq.tokens[: (at + 1) * PAGE_TOKENS]) for seq, at in shared}
                 assert len(blocks) == 1, "a page with two owners"
                 assert all(seq.done >= (at + 1) * PAGE_TOKENS for seq, at in shared)
-                assert len({seq.submit.salt for seq, _ in shared}) == 1
 
     @invariant()
     def holders_sum_to_the_pool(self) -> None:

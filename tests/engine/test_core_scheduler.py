@@ -192,3 +192,39 @@ def test_no_victim_twice_without_a_block_of_progress_between() -> None:
     assert any(len(computed) > 1 for computed in marks.values()), "somebody was preempted more than once"
     for computed in marks.values():
         assert all(after >= first + PAGE_TOKENS for first, after in pairwise(computed))
+
+
+def test_a_higher_class_too_waits_for_the_block_of_progress_of_a_victim() -> None:
+    world = Driven(sequences=1)
+    world.submit("low", prompt(5, 1), max_tokens=300)
+    world.step(10)
+    before = len(world.output("low"))
+    world.submit("high1", prompt(5, 2), max_tokens=2, priority=9)
+    world.step(4)
+    assert (world.running(), world.scheduler.preemptions) == (["low"], 1)
+    world.submit("high2", prompt(5, 3), max_tokens=2, priority=9)
+    waited = 0
+    while not world.output("high2"):
+        world.step()
+        waited += 1
+    assert world.scheduler.preemptions == 2
+    assert len(world.output("low")) - before == PAGE_TOKENS
+    assert 1 < waited <= PAGE_TOKENS
+    world.run()
+    assert world.output("low") == generate(prompt(5, 1), 300)
+
+
+def test_later_arrivals_of_a_class_never_delay_an_earlier_one() -> None:
+    """A large prompt needs more room than is free at any moment; small ones keep coming."""
+    world = Driven(pages=10, sequences=4, budget=64, context=640)
+    for i in range(4):
+        world.submit(f"s{i}", prompt(100, seed=i), max_tokens=20)
+    world.step(2)
+    world.submit("large", prompt(500, seed=50), max_tokens=5)
+    steps = 0
+    while not world.deltas.get("large"):
+        world.submit(f"late{steps}", prompt(100, seed=100 + steps), max_tokens=20)
+        world.step()
+        steps += 1
+        assert not any(name.startswith("late") for name in world.deltas), "one that came later was served before"
+        assert steps < 100
