@@ -1,0 +1,106 @@
+"""What is measured, in which order: calibration, replays in rounds, the gap, and a sweep of loads by a fitted model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+
+from benchmarks.engine.budget.engines import Engine, Modelled, Timed
+from benchmarks.engine.budget.figures import Figures, figures, middle
+from benchmarks.engine.budget.gap import Gap
+from benchmarks.engine.budget.gap import measure as measure_gap
+from benchmarks.engine.budget.policies import POLICIES, Policy
+from benchmarks.engine.budget.replay import Outcome, Replay, Targets
+from benchmarks.engine.budget.workload import Request, Workload
+
+from headrace_engine.core.budget import Pace, StepTimes
+
+LOAD = 0.75  # arrivals, of what fixed steps of 512 tokens can take
+TPOT_STEPS = 2.5  # the target between tokens, in steps of eight streams alone
+TTFT_TPOTS = 20  # the target of the first token, in those
+SWEEP = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)  # loads
+GAPS: tuple[tuple[str, bool, int], ...] = (
+    ("adaptive", True, 2048),
+    ("fixed 512", False, 512),
+    ("fixed 2048", False, 2048),
+)
+Say = Callable[[str], None]
+
+
+@dataclass
+class Trial:
+    """One workload, measured."""
+
+    workload: Workload
+    capacity: float = 0.0  # requests/s
+    targets: Targets = Targets(0.0, 0.0)  # noqa: RUF009
+    rounds: dict[str, list[Figures]] = field(default_factory=dict)  # by policy
+    shown: dict[str, Outcome] = field(default_factory=dict)  # of the last round
+    sweep: dict[str, list[tuple[float, Figures]]] = field(default_factory=dict)  # load, by policy
+    error: float = 0.0  # of the step-time model: median of |predicted - took| / took over all steps
+
+    @property
+    def medians(self) -> dict[str, Figures]:
+        """By policy, over the rounds."""
+        return {policy.name: middle(self.rounds[policy.name]) for policy in POLICIES}
+
+
+def calibrate(trial: Trial, engine: Timed) -> None:
+    """How many requests/s steps of 512 tokens take, and a step of eight streams alone: load and targets follow."""
+    at_once = [Request(one.name, 0.0, one.tokens, one.output) for one in trial.workload.requests]
+    offline = Replay(Workload("", "", at_once), Policy("offline", 512), engine, Targets(1.0, 1.0)).run()
+    trial.capacity = len(at_once) / offline.end
+    alone = [took for work, took in engine.seen if work.decodes == 8 and not work.prefill]
+    if not alone:
+        alone = [took for work, took in engine.seen if work.decodes >= 8 and not work.prefill]
+    tpot = TPOT_STEPS * median(alone)
+    trial.targets = Targets(TTFT_TPOTS * tpot, tpot)
+    trial.workload = trial.workload.at_rate(LOAD * trial.capacity)
+
+
+def replay(trial: Trial, engine: Timed, rounds: int, say: Say) -> None:
+    """Each policy once a round, in another order each round."""
+    order = list(POLICIES)
+    for number in range(rounds):
+        random.Random(number).shuffle(order)
+        for policy in order:
+            outcome = Replay(trial.workload, policy, engine, trial.targets).run()
+            found = figures(outcome, prompt_tokens(trial.workload), trial.targets)
+            trial.rounds.setdefault(policy.name, []).append(found)
+            trial.shown[policy.name] = outcome
+            say(f"{trial.workload.name}, round {number + 1}, {policy.name}: {found}")
+
+
+def sweep(trial: Trial, engine: Timed) -> None:
+    """Goodput over load, by the same scheduler with a step-time model fitted to all steps that were timed."""
+    seen = list(engine.seen)
+    random.Random(1).shuffle(seen)
+    times = StepTimes()
+    for work, took in seen:
+        times.observe(work, took)
+    trial.error = median(abs(times.predict(work) - took) / took for work, took in seen)
+    modelled: Engine = Modelled(times)
+    for policy in POLICIES:
+        for load in SWEEP:
+            workload = trial.workload.at_rate(load * trial.capacity)
+            outcome = Replay(workload, policy, modelled, trial.targets).run()
+            found = figures(outcome, prompt_tokens(workload), trial.targets)
+            trial.sweep.setdefault(policy.name, []).append((load, found))
+
+
+def gaps(engine: Timed, rounds: int, say: Say) -> dict[str, list[tuple[Gap, Gap]]]:
+    """The long prompt beside eight streams, in turns; by the processor's time and by the wall's."""
+    found: dict[str, list[tuple[Gap, Gap]]] = {}
+    for number in range(rounds):
+        for name, adaptive, tokens in GAPS:
+            pair = measure_gap(engine, Pace() if adaptive else None, tokens, seed=number)
+            found.setdefault(name, []).append(pair)
+            say(f"gap, round {number + 1}, {name}: {pair[0].ratio:.1f} medians ({pair[1].ratio:.1f} by the wall)")
+    return found
+
+
+def prompt_tokens(workload: Workload) -> int:
+    """Over all requests."""
+    return sum(one.prompt for one in workload.requests)
