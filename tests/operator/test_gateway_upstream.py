@@ -176,7 +176,7 @@ def test_aborting_closes_the_engines_side() -> None:
         async with peer(script) as port:
             connection, _ = await Pool().start("127.0.0.1", port, lambda: REQUEST, WAIT)
             connection.abort()
-            await asyncio.wait_for(left.wait(), 1)
+            await asyncio.wait_for(left.wait(), 10)
 
     asyncio.run(main())
 

@@ -175,7 +175,7 @@ def test_a_pipelined_request_of_a_client_that_left_is_not_served() -> None:
 
             await eventually(started)
             writer.transport.abort()
-            await eventually(gateway.idle, 2.0)
+            await eventually(gateway.idle, 10)
             assert len(engine.seen) == 1
             assert (await gateway.service_class()).outcomes["cancelled"] == 1
 
