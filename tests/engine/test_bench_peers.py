@@ -16,7 +16,7 @@ import pytest
 from benchmarks.engine import make_model
 from benchmarks.engine.peers import cells, install, plan, report, sections, servers
 from benchmarks.engine.peers.client import Sample, Target, closed_loop, send
-from benchmarks.engine.peers.processes import Reading, memory, tree
+from benchmarks.engine.peers.processes import PROC, Reading, memory, stat, tree
 from benchmarks.engine.peers.prompts import Prompts
 from benchmarks.engine.peers.records import Cpu, Gap, Load, Pool, Prefix, Profile, Record, Spread, Start, Steps, Store
 from benchmarks.engine.peers.stats import percentile, ratio
@@ -186,7 +186,7 @@ async def answered(pieces: list[bytes], status: str = "200 OK", echo: str = "", 
     ids=["an event each", "events cut anywhere", "with carriage returns"],
 )
 def test_a_stream_is_read_however_it_is_cut(pieces: list[bytes]) -> None:
-    sample = asyncio.run(answered(pieces))
+    sample = cells.run(answered(pieces))
     assert (sample.error, sample.text, len(sample.times)) == ("", "ab", 2)
     assert (sample.prompt_tokens, sample.output_tokens, sample.cached_tokens) == (9, 2, 4)
     assert sample.sent <= sample.times[0] <= sample.ended
@@ -194,7 +194,7 @@ def test_a_stream_is_read_however_it_is_cut(pieces: list[bytes]) -> None:
 
 def test_an_echo_of_the_prompt_is_no_first_token() -> None:
     pieces = [said("hello"), said("<|im_start|>assistant"), said("a"), USAGE]
-    assert asyncio.run(answered(pieces, echo="<|im_start|>assistant")).text == "a"
+    assert cells.run(answered(pieces, echo="<|im_start|>assistant")).text == "a"
 
 
 @pytest.mark.parametrize(
@@ -209,11 +209,11 @@ def test_an_echo_of_the_prompt_is_no_first_token() -> None:
     ids=["refused", "error event", "cut off", "empty", "no JSON"],
 )
 def test_errors_are_kinds_and_quote_nothing(pieces: list[bytes], status: str, end: bytes, error: str) -> None:
-    assert asyncio.run(answered(pieces, status, end=end)).error == error
+    assert cells.run(answered(pieces, status, end=end)).error == error
 
 
 def test_nobody_listens() -> None:
-    samples, _ = asyncio.run(closed_loop(Target(servers.free_port(), "m"), [b"{}"] * 3, 2))
+    samples, _ = cells.run(closed_loop(Target(servers.free_port(), "m"), [b"{}"] * 3, 2))
     assert [sample.error for sample in samples] == ["ConnectionRefusedError"] * 3
 
 
@@ -383,15 +383,7 @@ def test_a_server_is_stopped_with_its_children(tmp_path: Path) -> None:
     with servers.running(servers.SERVERS["headrace"], setup, tmp_path / "log", command) as alive:
         family = tree(alive.pid)
         assert len(family) == 2
-    assert not [pid for pid in family if _alive(pid)]
-
-
-def _alive(pid: int) -> bool:
-    """Neither gone nor a zombie that its new parent has not collected yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert not [pid for pid in family if (found := stat(PROC / str(pid) / "stat")) and found[1][0] != "Z"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -38,6 +39,7 @@ DIR/results.json and the plots are made from it at the end, or by --report witho
 def main() -> int:
     """Exit code: 1 if a server could not be measured, 2 for a wrong command line."""
     options = _parser().parse_args()
+    signal.signal(signal.SIGTERM, _leave)
     sys.path[:0] = [str(ROOT / "engine"), str(ROOT / "operator")]
     cache = Path(os.environ.get("HEADRACE_CACHE") or Path.home() / ".cache" / "headrace") / "peers"
     settings = _settings(options)
@@ -47,6 +49,11 @@ def main() -> int:
     if options.prepare:
         return 1 if missing else 0
     return _measure(options, cache, settings, missing)
+
+
+def _leave(number: int, frame: object) -> None:
+    """SIGTERM ends the benchmark as Ctrl-C does: the server that runs is stopped."""
+    raise SystemExit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import httptools
 import msgspec
@@ -118,9 +119,8 @@ class _Exchange(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport):
-            self._transport = transport
-            transport.write(self._request)
+        self._transport = cast(asyncio.Transport, transport)  # what uvloop gives is of no class of asyncio's
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         self._now = time.perf_counter()

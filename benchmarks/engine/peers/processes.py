@@ -12,10 +12,11 @@ from benchmarks.engine.peers.records import Cpu
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PROC = Path("/proc")
+SESSION = 3  # index among the fields after the name
 BUSY = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 
 
-def _stat(path: Path) -> tuple[str, list[str]] | None:
+def stat(path: Path) -> tuple[str, list[str]] | None:
     """Name and the fields after it (from `state`, which has index 0); None if it has ended."""
     try:
         text = path.read_text()
@@ -29,7 +30,7 @@ def tree(root: int) -> list[int]:
     """The process and its descendants, parents first."""
     parents: dict[int, list[int]] = {}
     for entry in PROC.iterdir():
-        if entry.name.isdigit() and (found := _stat(entry / "stat")) is not None:
+        if entry.name.isdigit() and (found := stat(entry / "stat")) is not None:
             parents.setdefault(int(found[1][1]), []).append(int(entry.name))
     order = [root]
     for pid in order:
@@ -64,13 +65,13 @@ class Reading:
         threads: dict[tuple[int, str], float] = {}
         reaped = 0.0
         for pid in tree(root):
-            found = _stat(PROC / str(pid) / "stat")
+            found = stat(PROC / str(pid) / "stat")
             if found is None:
                 continue
             processes[pid, found[0]] = _seconds(found[1])
             reaped += _reaped(found[1])
             for task in (PROC / str(pid) / "task").iterdir():
-                if (thread := _stat(task / "stat")) is not None:
+                if (thread := stat(task / "stat")) is not None:
                     threads[int(task.name), thread[0]] = _seconds(thread[1])
         return cls(processes, threads, reaped, time.process_time(), machine_seconds())
 

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.engine.peers import install
 from benchmarks.engine.peers.client import Target
-from benchmarks.engine.peers.processes import tree
+from benchmarks.engine.peers.processes import PROC, SESSION, stat, tree
 
 HEADRACE = "headrace"
 NAME = "m"
@@ -200,12 +200,19 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         family = tree(process.pid)
     for pid in reversed(family):
-        try:
-            if os.getpgid(pid) == process.pid:  # still of this session, not a stranger with the same number
+        if _of_session(pid, process.pid):
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
     process.wait()
+    deadline = time.monotonic() + STOP_S
+    while any(_of_session(pid, process.pid) for pid in family) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _of_session(pid: int, leader: int) -> bool:
+    """Is it alive and of the server's own session? A stranger may have got the number of one that ended."""
+    found = stat(PROC / str(pid) / "stat")
+    return found is not None and found[1][0] != "Z" and found[1][SESSION] == str(leader)
 
 
 def free_port() -> int:
