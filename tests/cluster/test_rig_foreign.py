@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -248,6 +249,30 @@ def _deployment() -> dict[str, object]:
         "metadata": {"name": "headrace-operator", "labels": labels},
         "spec": {"selector": {"matchLabels": labels}, "template": template},
     }
+
+
+@pytest.mark.apiserver
+def test_installation_that_does_not_come_up_tells_what_its_pods_say(kube: Kube) -> None:
+    install.make_namespace(kube, "mine")
+    kube.run("label", "namespace", "mine", "pod-security.kubernetes.io/enforce=privileged", "--overwrite")
+    assert install.last_words(kube, "mine") == "every pod in namespace mine is ready"
+    spec = {"containers": [{"name": "operator", "image": "i"}]}
+    for name in ("broken", "waiting"):
+        kube.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}, namespace="mine")
+    state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+    broken = {"name": "operator", "ready": False, "state": state, "image": "i", "imageID": "", "restartCount": 3}
+    refused = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/1 nodes are available",
+    }
+    for name, status in (("broken", {"containerStatuses": [broken]}), ("waiting", {"conditions": [refused]})):
+        change = json.dumps({"status": status})
+        kube.run("patch", "pod", name, "-n", "mine", "--subresource=status", "--type=merge", "-p", change)
+    told = install.last_words(kube, "mine")
+    assert re.search(r"pod broken is not ready: .*back-off 10s.*CrashLoopBackOff", told)
+    assert re.search(r"pod waiting: .*0/1 nodes are available", told)
 
 
 @pytest.mark.apiserver
