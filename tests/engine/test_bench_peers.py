@@ -24,7 +24,7 @@ from benchmarks.engine.peers.tables import FIGURES, Loads, number
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-SETTINGS = plan.Settings(("headrace", "vllm", "llama.cpp"), 9, 3, (1, 8), plan.PARTS)
+SETTINGS = plan.Settings(("headrace", "vllm", "llama.cpp"), 9, 3, (1, 8))
 
 
 def test_every_server_lives_once_a_block_and_another_one_begins() -> None:
@@ -39,7 +39,7 @@ def test_every_server_lives_once_a_block_and_another_one_begins() -> None:
 
 @given(rounds=st.integers(1, 30), starts=st.integers(1, 4))
 def test_every_round_is_measured_once_for_every_server(rounds: int, starts: int) -> None:
-    wanted = plan.Settings(("a", "b"), rounds, starts, (1,), ("load",))
+    wanted = plan.Settings(("a", "b"), rounds, starts, (1,))
     found = plan.blocks(wanted)
     for name in wanted.servers:
         assert [n for block in found if block.server == name for n in block.rounds] == list(range(rounds))

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from benchmarks.engine.peers.plan import Settings
 from benchmarks.engine.peers.progress import minutes, say
 from benchmarks.engine.peers.prompts import Prompts
 from benchmarks.engine.peers.records import Store
-from benchmarks.engine.peers.servers import HEADRACE, ROOT, Setup
+from benchmarks.engine.peers.servers import HEADRACE, Setup
 
 ABOUT = """\
 Measures the engine beside vLLM (CPU build), llama.cpp's server and `transformers serve`, on this machine, in one run.
@@ -40,7 +41,6 @@ def main() -> int:
     """Exit code: 1 if a server could not be measured, 2 for a wrong command line."""
     options = _parser().parse_args()
     signal.signal(signal.SIGTERM, _leave)
-    sys.path[:0] = [str(ROOT / "engine"), str(ROOT / "operator")]
     cache = Path(os.environ.get("HEADRACE_CACHE") or Path.home() / ".cache" / "headrace") / "peers"
     settings = _settings(options)
     if options.report:
@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--concurrency", default="1,8,16,32", metavar="N,...", help="requests at a time (%(default)s)")
     add("--parts", default=",".join(plan.PARTS), metavar="NAMES", help="what to measure (%(default)s)")
     add("--output", type=Path, default=Path("out/peers"), metavar="DIR", help="where results go (%(default)s)")
+    add("--minutes", type=float, default=float("inf"), metavar="N", help="begin nothing after so long (no limit)")
     add("--quick", action="store_true", help="one round, one start, c = 1 and 8, without steps, profile and pool")
     add("--prepare", action="store_true", help="only install the peers and make the model")
     add("--estimate", action="store_true", help="only say how long it will take")
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 def _settings(options: argparse.Namespace) -> Settings:
     """From the command line. Raises SystemExit for what makes no sense."""
     peers = [name for name in options.peers.split(",") if name]
-    parts = ["load", "gap", "prefix"] if options.quick else options.parts.split(",")
+    parts = options.parts.split(",")
     rounds, starts = (1, 1) if options.quick else (options.rounds, options.starts)
     for given, known, flag in ((peers, install.RECIPES, "--peers"), (parts, plan.PARTS, "--parts")):
         if unknown := [name for name in given if name not in known]:
@@ -95,7 +96,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         raise SystemExit(
             f"--rounds and --concurrency begin at 1, --starts is 1 to {plan.MOST_STARTS} and at most --rounds"
         )
-    return Settings((HEADRACE, *peers), rounds, starts, concurrency, tuple(parts))
+    return Settings((HEADRACE, *peers), rounds, starts, concurrency)
 
 
 def model_folder(cache: Path) -> Path:
@@ -125,11 +126,13 @@ def _measure(options: argparse.Namespace, cache: Path, settings: Settings, missi
     model = model_folder(cache)
     campaign = Campaign(
         settings=settings,
+        parts=("load", "gap", "prefix") if options.quick else tuple(options.parts.split(",")),
         setup=Setup(cache, model, sequences=max(settings.concurrency)),
         store=Store(output / "cells.jsonl"),
         logs=output / "logs",
         prompts=Prompts(model),
         failed=dict(missing),
+        deadline=time.monotonic() + 60 * options.minutes,
     )
     if options.estimate:
         say(f"about {minutes(campaign.left())}")

@@ -30,28 +30,33 @@ class Campaign:
     """The measurements of `settings` that are missing in `store`."""
 
     settings: Settings
+    parts: tuple[str, ...]  # of plan.PARTS
     setup: Setup
     store: Store
     logs: Path
     prompts: Prompts
     failed: dict[str, str] = field(default_factory=dict)  # server: why it is left out
+    deadline: float = float("inf")  # time.monotonic after which no cell is begun
 
     def run(self) -> None:
         """Everything that is missing."""
-        say(f"about {minutes(self.left())} to go")
-        todo = plan.blocks(self.settings)
-        for block in todo:
-            if block.server in self.failed or not self._missing(block):
+        for block in plan.blocks(self.settings):
+            if block.server in self.failed or self._late() or not self._missing(block):
                 continue
+            say(f"about {minutes(self.left())} to go")
             try:
                 self._block(block)
             except (ServerError, cells.CellError) as error:
                 self.failed[block.server] = str(error)
                 say(f"{block.server} is left out from here on: {error}")
-            say(f"about {minutes(self.left())} to go")
         for name, part in (("steps", self._steps), ("profile", self._profile), ("pool", self._pool)):
-            if name in self.settings.parts:
+            if name in self.parts and not self._late():
                 part()
+        if self._late() and self.left():
+            say(f"stopped for lack of time; the same command goes on, for about {minutes(self.left())}")
+
+    def _late(self) -> bool:
+        return time.monotonic() > self.deadline
 
     def left(self) -> float:
         """Seconds that are still to be measured, about."""
@@ -61,7 +66,7 @@ class Campaign:
             if block.server not in self.failed and (missing := self._missing(block)):
                 loops = [(c, cells.requests_of(c) * cells.OUTPUT_TOKENS) for part, _, c in missing if part == "load"]
                 total += plan.block_seconds(block, loops, [part for part, _, _ in missing], known)
-        parts, store = self.settings.parts, self.store
+        parts, store = self.parts, self.store
         total += plan.STEPS_S * sum(not store.has("steps", name) for name in self._inside() if "steps" in parts)
         total += plan.PROFILE_S * ("profile" in parts and not store.has("profile", HEADRACE, "decode 16"))
         sizes = sum(not self._pool_done(pages) for pages in pool.PAGES) / len(pool.PAGES)
@@ -69,7 +74,7 @@ class Campaign:
 
     def _missing(self, block: Block) -> list[tuple[str, int, int]]:
         """Cells of a block: part, round, concurrency."""
-        parts, name, number = self.settings.parts, block.server, str(block.number)
+        parts, name, number = self.parts, block.server, str(block.number)
         missing = [
             ("load", round_, c)
             for round_ in (block.rounds if "load" in parts else ())
@@ -100,11 +105,11 @@ class Campaign:
             say(f"{block.server} was healthy after {alive.healthy_s:.1f} s, answered after {first:.1f} s")
             cells.warm_up(bench, max(self.settings.concurrency))
             for part, round_, concurrency in self._missing(block):
-                if part == "load":
+                if part == "load" and not self._late():
                     self._load(bench, round_, concurrency)
             resident, peak = memory(alive.pid)
             processes = len(Reading.take(alive.pid).processes)
-            for part, _, _ in self._missing(block):
+            for part, _, _ in () if self._late() else self._missing(block):
                 if part == "gap":
                     found = cells.gap(bench)
                     self.store.add(found)
@@ -188,7 +193,7 @@ class Campaign:
         if HEADRACE not in self.settings.servers or HEADRACE in self.failed:
             return
         for pages in pool.PAGES:
-            if self._pool_done(pages):
+            if self._pool_done(pages) or self._late():
                 continue
             try:
                 found = pool.Size(self.setup, pages, self.logs).measure(self.prompts, range(pool.REPEATS))

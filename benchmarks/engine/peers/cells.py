@@ -22,7 +22,7 @@ T = TypeVar("T")
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
 STREAMS, STREAM_OUTPUT, LONG_PROMPT, LONG_OUTPUT = 8, 320, 2000, 4
 STREAMS_BEFORE = 24  # events that every stream has had before the long prompt is sent
-SHARED, ALONE, PREFIX_OUTPUT, PREFIX_PAIRS = 1152, 128, 24, 3  # tokens; nine tenths of the prompt are shared
+SHARED, ALONE, PREFIX_OUTPUT, PREFIX_PAIRS = 1152, 128, 16, 2  # tokens; nine tenths of the prompt are shared
 
 
 class CellError(Exception):

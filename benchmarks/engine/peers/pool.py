@@ -14,10 +14,10 @@ from benchmarks.engine.peers.records import Pool, Spread
 from benchmarks.engine.peers.servers import HEADRACE, NAME, SERVERS, Running, Setup, get, headrace_command, running
 
 PAGE_TOKENS = 64
-CONCURRENCY, REQUESTS, OUTPUT = 16, 32, 192
+CONCURRENCY, REQUESTS, OUTPUT = 16, 24, 128
 CONTEXT = 384  # tokens: the smallest pool that may be asked for holds one such sequence
-REPEATS = 2
-PAGES = (120, 80, 60, 40, 24, 12)
+REPEATS = 1
+PAGES = (96, 64, 48, 32, 20, 10)
 DEMAND = CONCURRENCY * -(-(cells.PROMPT_TOKENS + OUTPUT) // PAGE_TOKENS)
 PAGE_BYTES = (
     PAGE_TOKENS * 2 * 2 * CONFIG["num_hidden_layers"] * CONFIG["num_key_value_heads"] * CONFIG["head_dim"]
