@@ -10,6 +10,7 @@ import pytest
 
 from headrace.api.model import Model
 from headrace.api.profile import ProfileSpec
+from headrace.controller.actor import UNUSABLE
 from headrace.planning.cures import CURES, cure_of, cured
 from headrace.planning.judge import References, judge
 from headrace.planning.memory import Verdict
@@ -24,7 +25,7 @@ FIELD = re.compile(
 )
 GOOD_OR_PASSING = {
     Why.READY, Why.PENDING, Why.OBSERVED, Why.VALID, Why.ENFORCED, Why.PODS_READY, Why.SCALED_TO_ZERO, Why.STARTING,
-    Why.ROLLING_OUT, Why.CONFORMANT, Why.MET, Why.NO_TRAFFIC, Why.ACTIVE, Why.SHAPE_UNKNOWN, Why.STALE,
+    Why.ROLLING_OUT, Why.CONFORMANT, Why.MET, Why.NO_TRAFFIC, Why.ACTIVE, Why.SHAPE_UNKNOWN,
 }  # fmt: skip
 OWN_WORDS = {
     Why.REFERENCE_NOT_FOUND, Why.PARALLELISM_UNSUPPORTED, Why.PARALLELISM_INVALID, Why.NAME_TAKEN, Why.APPLY_REFUSED,
@@ -36,6 +37,10 @@ OWN_WORDS = {
 
 def test_every_reason_that_calls_for_somebody_has_a_cure() -> None:
     assert {why.value for why in Why if why not in GOOD_OR_PASSING | OWN_WORDS} <= CURES.keys()
+
+
+def test_what_the_autoscaler_lacks_has_a_cure() -> None:
+    assert {reason.value for reason in UNUSABLE} <= CURES.keys()
 
 
 def test_every_reason_that_an_engine_writes_has_a_cure() -> None:

@@ -6,6 +6,7 @@ from headrace.planning.reasons import Why
 
 _SOURCE = "correct spec.source.uri, or put the model there"
 _LOGS = "`kubectl logs POD --all-containers` tells more; what the image and spec.runtime.env say is what runs"
+_REPORTS = "the replicas hold meanwhile; look at the pods of headrace-gateway, and at what the message names"
 
 CURES: dict[str, str] = {
     # what keeps pods from running
@@ -39,6 +40,10 @@ CURES: dict[str, str] = {
     Why.NO_REPORT.value: "it passes once a gateway is ready and has asked the engines",
     Why.MISSED.value: "more replicas (spec.scaling.maxReplicas) or looser targets (spec.classes of the "
     "ServiceLevelObjective) would help",
+    # what the autoscaler lacks
+    "NoData": _REPORTS,
+    Why.STALE.value: _REPORTS,
+    "Incomplete": _REPORTS,
     # what keeps a spec from being applied
     Why.INVALID_SPEC.value: "change the spec; where the installed CRDs allow it, the operator is older than they are",
     Why.CONFLICT.value: "stop that manager from writing the field, or take its entry out of metadata.managedFields",

@@ -239,7 +239,7 @@ def _scaling_active(view: View) -> Condition:
         words = "spec.scaling.mode is Advise: decisions are recorded, not acted on"
         return condition(kind, "False", Why.ADVISING, f"{words}; {message}")
     if scaling.trouble is not None:
-        return condition(kind, "Unknown", *scaling.trouble)
+        return condition(kind, "Unknown", scaling.trouble[0], cured(*scaling.trouble))
     return condition(kind, "True", Why.ACTIVE, message)
 
 
