@@ -318,7 +318,7 @@ def test_a_report_says_everything_and_can_be_made_again(tmp_path: Path) -> None:
     for expected in (
         "**2.00** (2.00–2.00)",
         "100 ×",
-        "30 %",
+        "37 %",
         "HTTP 500 × 1",
         "it could not be installed",
         "50 % of 12",
