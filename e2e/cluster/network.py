@@ -77,12 +77,15 @@ def pod_namespaces(plan: Plan) -> list[str]:
 
 
 def remove(plan: Plan, pods: Sequence[str]) -> None:
-    """Delete pods' namespaces, the instance's own, and the machine's end of the veth pair (its routes go with it)."""
+    """Delete the veth pair (the machine's routes go with it), pods' namespaces, and the instance's own.
+
+    The pair goes first: the kernel takes it down with the namespace, some time after that was deleted.
+    """
+    if succeeds(["ip", "link", "show", plan.veth]):
+        run(["ip", "link", "del", plan.veth])
     for namespace in (*pods, plan.namespace):
         if (NAMESPACES / namespace).exists():
             run(["ip", "netns", "del", namespace])
-    if succeeds(["ip", "link", "show", plan.veth]):
-        run(["ip", "link", "del", plan.veth])
 
 
 def _addresses(namespace: str) -> list[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import binaries, cgroups, cli, context, packages, prepare, teardown, toolchain
+from cluster import binaries, cgroups, cli, context, network, packages, prepare, teardown, toolchain
+from cluster.addresses import choose
 from cluster.cgroups import Hierarchy
 from cluster.errors import ClusterError, require_tools
 from cluster.process import Process, run, spawn, start_time, wait_until
@@ -126,6 +127,20 @@ def test_instance_that_is_down_is_a_sentence(
 def test_mounts_are_listed_innermost_first() -> None:
     points = teardown.mounts_below(Path("/sys"))
     assert points == sorted(points, key=len, reverse=True)
+
+
+def test_veth_pair_goes_before_the_namespace_that_would_take_it_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the namespace it might vanish between the question whether it is there and its removal."""
+    for name in ("cni-1", "headrace-unit"):
+        (tmp_path / name).touch()
+    ran: list[str] = []
+    monkeypatch.setattr(network, "NAMESPACES", tmp_path)
+    monkeypatch.setattr(network, "succeeds", lambda command: True)
+    monkeypatch.setattr(network, "run", lambda command: ran.append(" ".join(command)) or "")
+    network.remove(choose("unit", []), ["cni-1", "cni-gone"])
+    assert ran == ["ip link del hr-unit", "ip netns del cni-1", "ip netns del headrace-unit"]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(4.23, "4.2 s"), (42.4, "42 s"), (119, "119 s"), (185, "3 min 05 s")])
