@@ -96,9 +96,12 @@ def run(soaks: list[Soak], minutes: float, requests: int) -> int:
     for one in soaks:
         preempted = one.world.scheduler.preemptions
         print(f"lag {one.world.runner.lag}: {one.sent} requests, {preempted} preemptions, ended {dict(one.ended)}")
-    grown = resident_mib() - first if first else 0.0
+    if not first:
+        print("too short to tell whether memory grows")
+        return 0
+    grown = resident_mib() - first
     print(f"grown by {grown:.1f} MiB since turn {2 * len(soaks)}")
-    return 1 if first and grown > 0.1 * first else 0
+    return 1 if grown > 0.1 * first else 0
 
 
 def main() -> int:
