@@ -18,7 +18,7 @@ from headrace_engine.runner.fake import fake_kv, generate
 from headrace_wire.protocol import Finish, KvGroup, ModelInfo
 from headrace_wire.reasons import Reason
 
-STATES = ["queued", "half-prefilled", "decoding", "preempted"]
+STATES = ["queued", "following", "half-prefilled", "decoding", "preempted"]
 
 
 def bring_to(world: Driven, state: str) -> None:
@@ -26,11 +26,15 @@ def bring_to(world: Driven, state: str) -> None:
     if state == "queued":
         world.submit("blocker", prompt(5, 2), max_tokens=200, priority=1)
         world.step()
-    world.submit("x", prompt(100), max_tokens=200)
-    world.step({"queued": 1, "half-prefilled": 1, "decoding": 6, "preempted": 6}[state])
+    if state == "following":
+        world.submit("blocker", prompt(100), max_tokens=200)
+    world.submit("x", prompt(100), max_tokens=200, after="blocker" if state == "following" else "")
+    world.step({"queued": 1, "following": 1, "half-prefilled": 1, "decoding": 6, "preempted": 6}[state])
     if state == "preempted":
         world.submit("blocker", prompt(5, 2), max_tokens=200, priority=1)
         world.step()
+    queued = [seq.id for seq in world.scheduler.queued()]
+    assert ("x" in queued) == (state in ("queued", "following", "preempted"))
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
