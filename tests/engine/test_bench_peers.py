@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from benchmarks.engine import make_model
-from benchmarks.engine.peers import cells, install, plan, report, sections, servers
+from benchmarks.engine.peers import cells, install, plan, report, sampling, sections, servers
 from benchmarks.engine.peers.client import Sample, Target, closed_loop, send
 from benchmarks.engine.peers.processes import PROC, Reading, memory, stat, tree
 from benchmarks.engine.peers.prompts import Prompts
 from benchmarks.engine.peers.records import Cpu, Gap, Load, Pool, Prefix, Profile, Record, Spread, Start, Steps, Store
 from benchmarks.engine.peers.stats import percentile, ratio
 from benchmarks.engine.peers.tables import FIGURES, Loads, number
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 SETTINGS = plan.Settings(("headrace", "vllm", "llama.cpp"), 9, 3, (1, 8))
@@ -65,6 +65,7 @@ def test_a_ratio_of_paired_rounds_ignores_what_whole_rounds_share() -> None:
     assert found == pytest.approx((2.0, 2.0, 2.0))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=2, max_size=12))
 def test_an_interval_holds_its_order_and_is_repeatable(pairs: list[tuple[float, float]]) -> None:
     ours, theirs = zip(*pairs, strict=True)
@@ -126,7 +127,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Prompts:
     return Prompts(folder)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None)
 @given(tokens=st.integers(80, 400), seed=st.text("abc/0123456789", max_size=9))
 def test_prompts_have_exactly_the_tokens_asked_for(prompts: Prompts, tokens: int, seed: str) -> None:
     message = prompts.message(seed, tokens)
@@ -329,6 +330,20 @@ def test_a_report_says_everything_and_can_be_made_again(tmp_path: Path) -> None:
     assert results["medians"]["vllm"]["8"]["tokens/s"] == pytest.approx(100 / 2.02)
     assert results["headrace over peer: median, low, high"]["vllm"]["8"]["tokens/s"][0] == pytest.approx(2.0)
     assert "digests" not in results["records"][0] or not results["records"][0]["digests"]
+
+
+def test_samples_are_put_together_by_name() -> None:
+    text = """
+    41.50%  libtorch_cpu.so     [.] gemm_kernel
+    20.00%  [JIT] tid 812       [.] 0x00007f1a2c3d4e5f
+    10.00%  [JIT] tid 813       [.] 0x00007f1a2c3d4e60
+     5.25%  [kernel.kallsyms]   [k] finish_task_switch
+"""
+    assert sampling.parse(text) == [
+        ("libtorch_cpu.so: gemm_kernel", 0.415),
+        ("code made at run time (matrix products)", 0.3),
+        ("[kernel.kallsyms]: finish_task_switch", 0.0525),
+    ]
 
 
 def test_floors_are_held_by_medians_and_named_where_not() -> None:

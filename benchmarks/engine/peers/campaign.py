@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.engine.peers import cells, install, plan, pool
+from benchmarks.engine.peers import cells, install, plan, pool, sampling
 from benchmarks.engine.peers.plan import Block, Settings
 from benchmarks.engine.peers.processes import Reading, machine_seconds, memory
 from benchmarks.engine.peers.progress import minutes, say
@@ -20,6 +20,7 @@ from benchmarks.engine.peers.prompts import Prompts
 from benchmarks.engine.peers.records import Load, Pool, Profile, Start, Steps, Store
 from benchmarks.engine.peers.servers import HEADRACE, ROOT, SERVERS, ServerError, Setup, clean_environment, running
 
+SAMPLED = sampling.WHAT["dso"]
 LEAK_CHARACTERS = 24  # of a prompt's beginning
 SETTLE_S = 30.0  # longest wait for other programs before a server is started
 SETTLED_CORES = 0.25
@@ -36,10 +37,14 @@ class Campaign:
     logs: Path
     prompts: Prompts
     failed: dict[str, str] = field(default_factory=dict)  # server: why it is left out
+    sampled: set[str] = field(default_factory=set)  # servers whose CPU time was sampled, or cannot be
     deadline: float = float("inf")  # time.monotonic after which no cell is begun
 
     def run(self) -> None:
         """Everything that is missing."""
+        if "profile" in self.parts and not sampling.available():
+            say("perf is not here or may not sample: servers are not profiled, Headrace's steps are")
+            self.sampled.update(self.settings.servers)
         for block in plan.blocks(self.settings):
             if block.server in self.failed or self._late() or not self._missing(block):
                 continue
@@ -81,6 +86,8 @@ class Campaign:
             for c in self.settings.concurrency
             if not self.store.has("load", name, str(round_), str(c))
         ]
+        if name not in self.sampled and "profile" in parts and not self.store.has("profile", name, SAMPLED):
+            missing.append(("profile", 0, 0))
         missing += [
             (part, 0, 0) for part in ("gap", "prefix") if part in parts and not self.store.has(part, name, number)
         ]
@@ -109,13 +116,9 @@ class Campaign:
                     self._load(bench, round_, concurrency)
             resident, peak = memory(alive.pid)
             processes = len(Reading.take(alive.pid).processes)
-            for part, _, _ in () if self._late() else self._missing(block):
-                if part == "gap":
-                    found = cells.gap(bench)
-                    self.store.add(found)
-                    say(f"{block.server}: largest gap {found.largest_ms:.0f} ms, median {found.itl_ms:.1f} ms")
-                elif part == "prefix":
-                    self.store.add(cells.prefix(bench))
+            for part, _, _ in self._missing(block):
+                if not self._late():
+                    self._extra(part, bench)
         start = Start(
             server=block.server,
             block=block.number,
@@ -136,6 +139,19 @@ class Campaign:
             f"{bench.name} round {round_ + 1} of {self.settings.rounds}, c={concurrency}: "
             f"{found.tokens_per_s:.0f} tok/s, TTFT {found.ttft_ms.p50:.0f} ms, ITL {found.itl_ms.p50:.1f} ms{wrong}"
         )
+
+    def _extra(self, part: str, bench: cells.Bench) -> None:
+        """What is measured once in each life, or once."""
+        if part == "gap":
+            found = cells.gap(bench)
+            self.store.add(found)
+            say(f"{bench.name}: largest gap {found.largest_ms:.0f} ms, median {found.itl_ms:.1f} ms")
+        elif part == "prefix":
+            self.store.add(cells.prefix(bench))
+        elif part == "profile":
+            self.sampled.add(bench.name)
+            for profile in sampling.sample(bench, self.logs):
+                self.store.add(profile)
 
     def _leaks(self, block: Block, log: Path) -> int:
         """Prompts of this block whose beginning stands in the server's log."""

@@ -19,7 +19,8 @@ TOKENS_PER_S = {
     "llama.cpp": {1: 55, 8: 120, 16: 150, 32: 160},
 }
 """A first guess, replaced by what was measured as soon as it was."""
-GAP_S, PREFIX_S, STEPS_S, PROFILE_S, POOL_S = 14.0, 6.0, 45.0, 60.0, 130.0
+GAP_S, PREFIX_S, SAMPLE_S = 14.0, 6.0, 12.0  # of one life
+STEPS_S, PROFILE_S, POOL_S = 45.0, 30.0, 130.0  # of one server, once, once
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -65,5 +66,5 @@ def block_seconds(
 ) -> float:
     """Seconds of one life; `loops`: concurrency and output tokens of each loop that is missing."""
     own = sum(cell_seconds(block.server, concurrency, tokens, measured) for concurrency, tokens in loops)
-    extra = GAP_S * ("gap" in parts) + PREFIX_S * ("prefix" in parts)
+    extra = GAP_S * ("gap" in parts) + PREFIX_S * ("prefix" in parts) + SAMPLE_S * ("profile" in parts)
     return START_S.get(block.server, 10.0) + own + extra
