@@ -13,6 +13,7 @@ import pytest
 
 from headrace.testing.background import Background
 from headrace.testing.engine_process import EngineProcess
+from headrace.testing.leaping import LeapingLoop
 from headrace_engine.api import connection
 from headrace_engine.api.connection import HEAD_S, MAX_HEAD, Connection
 from headrace_engine.api.http import UPLOAD_S, ClientLeft, check_content, left, read_body
@@ -264,27 +265,6 @@ class TestNothingWaitsForEver:
             reads += 1
         assert MAX_HEAD // 1000 <= reads <= MAX_HEAD // 1000 + 1
         assert transport.written.startswith(b"HTTP/1.1 431 ")
-
-
-class LeapingLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock leaps to the next timer instead of waiting for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._leapt = 0.0
-        select = self._selector.select
-
-        def leap(timeout: float | None = None) -> Any:
-            found = select(0)
-            if not found and timeout:
-                self._leapt += timeout
-            return found
-
-        self._selector.select = leap  # type: ignore[method-assign]
-
-    def time(self) -> float:
-        """Seconds."""
-        return self._leapt
 
 
 def never() -> Any:

@@ -20,7 +20,7 @@ from headrace.testing.background import Background
 from headrace.testing.engine_process import EngineProcess
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-GONE_S = 3.0  # two seconds, and one for a loaded machine
+GONE_S = 20.0  # ten times the promise, for a loaded machine; test_api_bounds holds the promise itself
 LIMITS = ("--threads", "1", "--max-sequences", "4", "--kv-cache-bytes", "64Mi")
 LONG: dict[str, Any] = {"model": "demo", "prompt": "TTFT is", "max_tokens": 1900, "ignore_eos": True}
 QUESTION = [{"role": "user", "content": "What is TTFT?"}]
@@ -218,6 +218,7 @@ class TestBodies:
             raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
             poll(lambda: gauge(client, "headrace_engine_open_requests") == 1)
         poll(lambda: gauge(client, "headrace_engine_open_requests") == 0)
+        assert client.post(COMPLETIONS, json={**LONG, "max_tokens": 1}).status_code == 200
 
 
 class TestMetrics:
@@ -317,7 +318,7 @@ class TestEnds:
         asyncio.run(main())
 
     def test_a_core_that_dies(self) -> None:
-        """Streams end with an error event, health turns red, exit 70 within two seconds, and why is written down."""
+        """Streams end with an error event, health turns red, exit 70, and why is written down."""
 
         async def main(log: str) -> None:
             engine = await EngineProcess("builtin://demo", *LIMITS, env={"HEADRACE_TERMINATION_LOG": log}).start()
@@ -332,7 +333,7 @@ class TestEnds:
                 error = json.loads(rest[-1].removeprefix("data: "))["error"]
                 assert error["code"] == "engine_failed"
                 assert (await whole).status_code == 502
-                code = await engine.wait(10)
+                code = await engine.wait(GONE_S)
                 assert time.monotonic() - died < GONE_S
                 assert code == 70
 

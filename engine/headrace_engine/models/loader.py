@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headrace_engine.core.failure import StartError
 from headrace_engine.models.digest import INDEX
+from headrace_engine.models.mapped import drop_pages
 
 SINGLE = "model.safetensors"
 
@@ -36,6 +37,7 @@ class Weights:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+        drop_pages(self._folder)
 
     def __contains__(self, name: str) -> bool:
         return name in self._where

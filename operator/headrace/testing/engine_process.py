@@ -17,11 +17,13 @@ START_S = 120.0  # a loaded machine imports torch slowly
 class EngineProcess:
     """`async with EngineProcess("builtin://demo", "--max-sequences", "2") as engine: engine.url`."""
 
-    def __init__(self, path: str, *arguments: str, env: Mapping[str, str] | None = None):
+    def __init__(self, path: str, *arguments: str, env: Mapping[str, str | None] | None = None):
+        """`env`: added to the environment; None takes a variable away."""
         self._command = [sys.executable, "-m", "headrace_engine.main", "serve", path, "--port", "0", *arguments]
         paths = os.pathsep.join(entry for entry in sys.path if entry)
         thrifty = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-        self._env = {**os.environ, **thrifty, **(env or {})}
+        wanted: dict[str, str | None] = {**os.environ, **thrifty, **(env or {})}
+        self._env = {name: value for name, value in wanted.items() if value is not None}
         self._process: asyncio.subprocess.Process | None = None
         self._serving: asyncio.Future[int] | None = None
         self._reading: asyncio.Task[None] | None = None
