@@ -132,13 +132,16 @@ def test_every_line_of_a_gateways_life_is_json(tmp_path: Path) -> None:
     flags = ["--state-port", "0", "--namespaces", "team-a", "--linger-seconds", "0", "--drain-seconds", "1"]
     environment = {**os.environ, "KUBECONFIG": str(path), "TMPDIR": str(tmp_path)}
     with subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stderr is not None
-        lines = []
-        for text in process.stderr:  # ends when the process does
-            lines.append(json.loads(text))
-            if lines[-1]["message"] == "gateway started":
-                process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        try:
+            assert process.stderr is not None
+            lines = []
+            for text in process.stderr:  # ends when the process does
+                lines.append(json.loads(text))
+                if lines[-1]["message"] == "gateway started":
+                    process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
     started = next(line for line in lines if line["message"] == "gateway started")
     assert started["port"] > 0 and started["state_port"] > 0 and started["namespaces"] == "team-a"
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*", started["version"]) and started["first_s"] == 120

@@ -58,7 +58,7 @@ def test_a_hung_engine_costs_only_its_own_requests() -> None:
         async with (
             FakeEngine(instance="e0", max_sequences=2, tokens_per_s=1000.0) as hung,
             FakeEngine(instance="e1", max_sequences=2, tokens_per_s=1000.0) as well,
-            serving(world, first_s=0.5) as gateway,
+            serving(world, first_s=3.0) as gateway,
         ):
             set_engines(world, hung, well)
             await reported(gateway, 2)
