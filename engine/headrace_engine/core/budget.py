@@ -16,6 +16,7 @@ from headrace_engine.core.plan import StepPlan
 FORGET = 0.99  # weight of an observation after one more step of its kind
 LEAST_SECONDS = 1e-4  # a step is taken to last
 LEAST_STEPS = 8  # observed before the fit is believed
+STALE_STEPS = 4  # that a fit over many steps may leave out
 FLOOR_TOKENS = 32  # prompt tokens that a step computes whatever the targets say: prompts never starve
 PROBE_TOKENS = 64  # prompt tokens of a step beside streams as long as nothing is known of its time
 # Without a target, a step with prompts takes this many times what its streams alone would take: a stream's gaps stay
@@ -73,7 +74,8 @@ class StepTimes:
     def __init__(self) -> None:
         self._decodes = Sums(len(_SCALES), FORGET)  # of steps without prompts
         self._prompts = Sums(len(_SCALES), FORGET)
-        self._fitted: list[float] | None = None  # seconds per scaled feature; None: to be computed when asked for
+        self._fitted = [0.0] * len(_SCALES)  # seconds per scaled feature
+        self._fitted_at = 0  # observations that it knows
 
     @property
     def known(self) -> bool:
@@ -85,12 +87,14 @@ class StepTimes:
         weight = 1.0 / max(seconds, LEAST_SECONDS)  # errors count by their share of the step
         sums = self._prompts if work.prefill else self._decodes
         sums.add([value * weight for value in work.features()])
-        self._fitted = None
 
     @property
     def _theta(self) -> list[float]:
-        if self._fitted is None:
+        """Fitted when asked for; where many steps with prompts are known, some may have come since."""
+        count = self._decodes.count + self._prompts.count
+        if count - self._fitted_at > min(STALE_STEPS, self._prompts.count // LEAST_STEPS):
             self._fitted = fit((self._decodes, self._prompts))
+            self._fitted_at = count
         return self._fitted
 
     def predict(self, work: StepWork) -> float:

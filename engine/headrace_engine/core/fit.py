@@ -39,43 +39,44 @@ def fit(sums: Sequence[Sums]) -> list[float]:
     at the end would leave the others too large.
     """
     size = len(sums[0].values)
-    products = [[math.fsum(s.products[i][j] for s in sums) for j in range(size)] for i in range(size)]
-    values = [math.fsum(s.values[i] for s in sums) for i in range(size)]
+    products = [
+        [sum(entry) for entry in zip(*rows, strict=True)] for rows in zip(*(s.products for s in sums), strict=True)
+    ]
+    values = [sum(entry) for entry in zip(*(s.values for s in sums), strict=True)]
+    sizes = [math.sqrt(products[i][i] + _PRIOR) for i in range(size)]
+    # Brought to one size, so that none is lost beside a large one; what was so solved is brought back.
+    scaled = [
+        [value / (a * b) for value, b in zip(row, sizes, strict=True)] for row, a in zip(products, sizes, strict=True)
+    ]
+    for i in range(size):
+        scaled[i][i] = 1.0  # the prior's share included
+    right = [value / a for value, a in zip(values, sizes, strict=True)]
     kept = list(range(size))
     while kept:
-        found = _solve(products, values, kept)
+        found = _solve(scaled, right, kept)
         lowest = min(range(len(kept)), key=found.__getitem__)
         if found[lowest] >= 0.0:
             coefficients = [0.0] * size
             for i, value in zip(kept, found, strict=True):
-                coefficients[i] = value
+                coefficients[i] = value / sizes[i]
             return coefficients
         del kept[lowest]
     return [0.0] * size
 
 
-def _solve(products: Matrix, values: Sequence[float], kept: Sequence[int]) -> list[float]:
-    """The least-squares solution over some features, which are brought to one size for it."""
-    sizes = [math.sqrt(products[i][i] + _PRIOR) for i in kept]
-    rows = []
-    for a, i in enumerate(kept):
-        row = [products[i][j] / (sizes[a] * sizes[b]) for b, j in enumerate(kept)]
-        row[a] = 1.0 + _LEAST
-        rows.append([*row, values[i] / sizes[a]])
-    return [value / size for value, size in zip(_eliminate(rows), sizes, strict=True)]
-
-
-def _eliminate(rows: Matrix) -> list[float]:
-    """Solve a positive definite system, given with its right-hand side as the last column."""
-    size = len(rows)
-    for i in range(size):
-        pivot = rows[i]
+def _solve(matrix: Matrix, right: Sequence[float], kept: Sequence[int]) -> list[float]:
+    """Solve the rows and columns `kept` of a positive semidefinite system whose diagonal is 1."""
+    rows = [[*(matrix[i][j] for j in kept), right[i]] for i in kept]
+    size = len(kept)
+    for i, pivot in enumerate(rows):
+        pivot[i] = max(pivot[i], 0.0) + _LEAST
         for row in rows[i + 1 :]:
             factor = row[i] / pivot[i]
-            for k in range(i, size + 1):
-                row[k] -= factor * pivot[k]
+            if factor:
+                for k in range(i, size + 1):
+                    row[k] -= factor * pivot[k]
     found = [0.0] * size
     for i in reversed(range(size)):
-        rest = sum(rows[i][k] * found[k] for k in range(i + 1, size))
-        found[i] = (rows[i][size] - rest) / max(rows[i][i], _LEAST)
+        row = rows[i]
+        found[i] = (row[size] - sum(row[k] * found[k] for k in range(i + 1, size))) / row[i]
     return found
