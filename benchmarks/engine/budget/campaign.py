@@ -20,7 +20,7 @@ from headrace_engine.core.budget import Pace, StepTimes
 LOAD = 0.75  # arrivals, of what fixed steps of 512 tokens can take
 TPOT_STEPS = 2.5  # the target between tokens, in steps of eight streams alone
 TTFT_TPOTS = 20  # the target of the first token, in those
-SWEEP = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)  # loads
+SWEEP = (0.4, 0.6, 0.75, 0.9, 1.0, 1.2)  # loads
 GAPS: tuple[tuple[str, bool, int], ...] = (
     ("adaptive", True, 2048),
     ("fixed 512", False, 512),

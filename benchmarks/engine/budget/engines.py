@@ -15,14 +15,14 @@ from headrace_engine.core.budget import StepTimes, StepWork, work_of
 from headrace_engine.core.plan import KvSpec, Runner, StepPlan, StepResult
 
 PAGES = 256
-SHAPE = {  # 8 million parameters
+SHAPE = {  # 4 million parameters, those of the built-in model but for the vocabulary
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "vocab_size": VOCAB,
-    "hidden_size": 384,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 6,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 64,
     "max_position_embeddings": 2 * CONTEXT,
@@ -30,7 +30,7 @@ SHAPE = {  # 8 million parameters
     "tie_word_embeddings": True,
     "dtype": "bfloat16",
 }
-PAGE_BYTES = 4 * 2 * 2 * 64 * 64 * 2  # layers, K and V, heads, tokens, head_dim, bfloat16
+PAGE_BYTES = 3 * 2 * 2 * 64 * 64 * 2  # layers, K and V, heads, tokens, head_dim, bfloat16
 
 
 class Engine(Protocol):

@@ -16,7 +16,7 @@ from benchmarks.engine.budget.replay import Outcome
 from headrace.bench.svg import Axes, Line, lines
 
 Gaps = dict[str, list[tuple[Gap, Gap]]]
-COLUMNS = (
+COLUMNS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("TTFT p50 / p95 / p99, ms", lambda f: f"{f.ttft_p50:.0f} / {f.ttft_p95:.0f} / {f.ttft_p99:.0f}"),
     (
         "ITL p50 / p95 / p99 / max, ms",
