@@ -195,7 +195,9 @@ def test_a_stream_is_read_however_it_is_cut(pieces: list[bytes]) -> None:
 
 def test_an_echo_of_the_prompt_is_no_first_token() -> None:
     pieces = [said("hello"), said("<|im_start|>assistant"), said("a"), USAGE]
-    assert cells.run(answered(pieces, echo="<|im_start|>assistant")).text == "a"
+    sample = cells.run(answered(pieces, echo="<|im_start|>assistant"))
+    assert (sample.text, len(sample.times)) == ("a", 1)
+    assert cells.run(answered(pieces[2:], echo="<|im_start|>assistant")).text == "a"
 
 
 @pytest.mark.parametrize(

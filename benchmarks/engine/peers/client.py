@@ -26,7 +26,7 @@ class Target:
     port: int
     model: str
     ignore_eos: bool = True
-    echo: str = ""  # what stands at the end of the prompt, where a server streams the prompt first
+    echo: str = ""  # what stands at the end of the prompt, for a server that may stream the prompt first
 
     def body(self, message: str, max_tokens: int) -> bytes:
         """A greedy chat request of one user message."""
@@ -157,9 +157,9 @@ class _Exchange(asyncio.Protocol):
             sample.cached_tokens = (details.cached_tokens or 0) if details else 0
         for choice in event.choices:
             text = choice.delta.content if choice.delta else None
-            if text and self._echo:
-                if self._echo in text:
-                    self._echo = ""
+            if text and self._echo and self._echo in text:  # all until here was the prompt
+                sample.times.clear()
+                sample.text = ""
             elif text:
                 sample.times.append(self._now)
                 sample.text += text
