@@ -1,19 +1,17 @@
-"""What holds for all tests: where CI is set, the same examples in every run; and no file that stays behind."""
+"""What holds for all tests: how hypothesis makes examples, and no file that stays behind."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+from headrace.testing import examples
+
+examples.load()
 
 
 @pytest.fixture(scope="session")

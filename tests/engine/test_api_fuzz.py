@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 
 from headrace.testing.background import Background
 from headrace.testing.engine_process import EngineProcess
+from headrace.testing.examples import examples
 from headrace_engine.api.openapi import document
 from headrace_engine.api.reading import read_chat, read_completion
 from headrace_engine.api.schema import NEUTRAL
@@ -74,7 +75,7 @@ def whole_numbers(value: Any) -> bool:
 
 @pytest.mark.parametrize("name", READERS)
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_the_document_and_the_reader_agree(name: str, data: st.DataObject) -> None:
     body = data.draw(bodies(name))
     allowed = validator(name).is_valid(body)
@@ -85,6 +86,35 @@ def test_the_document_and_the_reader_agree(name: str, data: st.DataObject) -> No
         assert not allowed or error.param in BEYOND or whole_numbers(body), (body, error.message)
     else:
         assert allowed, body
+
+
+# What was found: bodies on which the document and the reader once disagreed.
+FOUND: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "true-for-one": ("CompletionBody", {"best_of": True}, False),
+    "one-for-true": ("ChatBody", {"parallel_tool_calls": 1}, False),
+    "true-for-a-token": ("CompletionBody", {"prompt": [True]}, False),
+    "a-fraction-for-a-count": ("ChatBody", {"n": 0.5}, False),
+    "an-empty-prompt-among-others": ("CompletionBody", {"prompt": ["a", ""]}, False),
+    "a-key-of-other-digits": ("ChatBody", {"logit_bias": {"²": 1}}, False),
+    "null-everywhere": ("ChatBody", {"stop": None, "n": None, "headrace": None, "logit_bias": None}, True),
+    "an-assistant-without-a-word": (
+        "ChatBody",
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]},
+        True,
+    ),
+    "a-user-without-a-word": ("ChatBody", {"messages": [{"role": "user", "content": None}]}, False),
+}
+
+
+@pytest.mark.parametrize(("name", "fields", "good"), FOUND.values(), ids=FOUND)
+def test_the_document_and_the_reader_agree_on_what_was_found(name: str, fields: dict[str, Any], good: bool) -> None:
+    body = {**BASES[name], **fields}
+    assert validator(name).is_valid(body) is good
+    if good:
+        assert READERS[name](json.dumps(body).encode()).model == "demo"
+        return
+    with pytest.raises(RequestError):
+        READERS[name](json.dumps(body).encode())
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -113,7 +143,7 @@ def client() -> Iterator[httpx.Client]:
 
 @pytest.mark.parametrize("name", ROUTES)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_body_is_the_engines_fault(client: httpx.Client, name: str, data: st.DataObject) -> None:
     """Statuses are those of the document; what is refused names a reason; the next request is answered."""
     body = {"max_tokens": 2, **data.draw(bodies(name))}
@@ -128,7 +158,7 @@ def test_no_body_is_the_engines_fault(client: httpx.Client, name: str, data: st.
 @given(
     path=st.sampled_from([*DOCUMENT["paths"], "/", "/v1", "/docs"]), method=st.sampled_from(["GET", "PUT", "DELETE"])
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_route_is_the_engines_fault(client: httpx.Client, path: str, method: str) -> None:
     response = client.request(method, path)
     documented = DOCUMENT["paths"].get(path, {}).get(method.lower())

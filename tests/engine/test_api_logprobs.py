@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.testing.examples import examples
 from headrace.testing.tiny_tokenizer import tiny_bundle
 from headrace_engine.api.answer import RunningChoice
 from headrace_engine.api.logprobs import Held, Shapes
@@ -77,7 +78,7 @@ def test_stop_strings_wait_for_the_least_output() -> None:
 
 
 @given(st.text("abE ND🎉é", max_size=20), st.sampled_from([(), ("END",), ("🎉",), ("ab", "b ")]), st.integers(1, 4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_entries_never_run_ahead_of_the_text(text: str, stops: tuple[str, ...], group: int) -> None:
     choice = RunningChoice(ChoiceText(TINY.detokenizer(), stops), frozenset(), Held())
     ids = TINY.encode_text(text)

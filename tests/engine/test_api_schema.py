@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.testing.examples import examples
 from headrace_engine.api.reading import read_chat, read_completion
 from headrace_engine.api.schema import MAX_STOPS, MAX_TOTAL_CHOICES
 from headrace_wire.reasons import Reason, RequestError
@@ -238,7 +239,7 @@ FIELDS = [
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=6))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_any_json_is_read_or_refused(fields: dict[str, Any]) -> None:
     for read, base in ((read_chat, {"model": "m", "messages": USER}), (read_completion, {"model": "m", "prompt": "p"})):
         data = json.dumps({**base, **fields}).encode()
@@ -249,7 +250,7 @@ def test_any_json_is_read_or_refused(fields: dict[str, Any]) -> None:
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     with pytest.raises(RequestError) as caught:
         read_chat(data)

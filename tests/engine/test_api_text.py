@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.testing.examples import examples
 from headrace.testing.tiny_tokenizer import tiny_bundle
 from headrace_engine.api.text import ChoiceText
 from headrace_wire.chat import ChatTokenizer
@@ -52,7 +53,7 @@ letters = st.text("abE🎉", max_size=14)
 
 
 @given(letters, st.lists(st.text("abE🎉", min_size=1, max_size=4), max_size=3), st.integers(1, 5), st.integers(0, 3))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 def test_pieces_are_prefixes_and_groups_do_not_matter(text: str, stops: list[str], group: int, cut: int) -> None:
     ids = TINY.encode_text(text)
     ids = ids[: max(0, len(ids) - cut)]

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from headrace.testing.examples import examples
 from headrace.testing.tiny_tokenizer import VOCABULARY, tiny_bundle
 from headrace_engine.fetch.fetch import DEMO
 from headrace_wire.chat import ChatTokenizer, TokenizerInvalid, make_bundle
@@ -39,7 +40,7 @@ def _in_pieces(tokenizer: ChatTokenizer, groups: list[list[int]]) -> list[str]:
 
 
 @given(st.lists(st.lists(st.integers(0, VOCABULARY + 3), max_size=4), max_size=12))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_any_tokens_decode_as_the_reference_does(groups: list[list[int]]) -> None:
     tokens = [token for group in groups for token in group]
     reference = TINY_REFERENCE.decode([t for t in tokens if t < VOCABULARY], skip_special_tokens=True)
@@ -47,7 +48,7 @@ def test_any_tokens_decode_as_the_reference_does(groups: list[list[int]]) -> Non
 
 
 @given(st.text(max_size=30), st.integers(0, 40))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_text_comes_back_and_never_changes(text: str, cut: int) -> None:
     tokens = TINY.encode_text(text)[:cut]
     pieces = _in_pieces(TINY, [[token] for token in tokens])
