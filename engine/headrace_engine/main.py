@@ -35,12 +35,20 @@ Serves a language model over an OpenAI-compatible HTTP API: paged attention, con
 SERVE = """\
 Serves a model folder (config.json, tokenizer.json, safetensors; `headrace-engine fetch` makes one) or builtin://demo.
 
+  headrace-engine serve builtin://demo --port 8000
+  headrace-engine serve /models/qwen3 --served-model-name chat --max-model-len 8192 --kv-cache-bytes 4Gi
+
+It then answers /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /health, /ready, /metrics;
+/openapi.json describes every field. Bodies have at most 4 MiB.
+
 What the memory is used for: weights, then KV pages of 64 tokens. --kv-cache-bytes sets the pages' size; without it
 they get what --memory-percent of the memory limit leaves. The log says the arithmetic. The engine refuses to start if
 not one sequence of full length fits: lower --max-model-len or give it more memory.
 
 Speed: --max-sequences bounds how many requests run at a time (the others wait in the engine), --max-batch-tokens how
-many tokens one step computes; smaller steps disturb running streams less, larger ones finish prompts sooner.
+many tokens one step computes; smaller steps disturb running streams less, larger ones finish prompts sooner. Threads
+spin for a moment while they wait if the engine has all its CPUs for itself, and sleep at once if it has not
+(OMP_WAIT_POLICY, GOMP_SPINCOUNT override it); the log says which.
 
 Ends with 0 after SIGTERM (running requests finish first, see --drain-seconds), 1 if the model cannot be served,
 70 if the core process died.
@@ -100,20 +108,24 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_serve(serve: argparse.ArgumentParser) -> None:
-    add, tokens = serve.add_argument, _bounded(1, 1 << 30)
-    add("path", metavar="PATH", help="the model folder, or builtin://demo")
+    tokens = _bounded(1, 1 << 30)
+    serve.add_argument("path", metavar="PATH", help="the model folder, or builtin://demo")
+    add = serve.add_argument_group("what is served, and where").add_argument
     add("--served-model-name", metavar="NAME", help="`model` in requests (default: the folder's name)")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s; 0.0.0.0 for all)")
     add("--port", type=_bounded(0, 65535), default=8000, help="default: %(default)s; 0 for any free one")
     add("--max-model-len", type=tokens, metavar="TOKENS", help="context: prompt and output (default: the model's)")
-    add("--max-sequences", type=_bounded(1, 4096), default=16, metavar="N", help="requests at a time (%(default)s)")
-    add("--max-batch-tokens", type=tokens, default=512, metavar="TOKENS", help="tokens in one step (%(default)s)")
+    add("--instance", default=os.environ.get("HEADRACE_INSTANCE", ""), metavar="ID", help="stable id of this process")
+    add = serve.add_argument_group("memory").add_argument
     add("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="default: the checkpoint's")
     add("--kv-cache-bytes", type=parse_bytes, metavar="BYTES", help="size of the KV pages, as 512Mi or in bytes")
     add("--memory-percent", type=_bounded(1, 100), default=90, metavar="PERCENT", help="of the memory limit (90)")
+    add = serve.add_argument_group("speed").add_argument
+    add("--max-sequences", type=_bounded(1, 4096), default=16, metavar="N", help="requests at a time (%(default)s)")
+    add("--max-batch-tokens", type=tokens, default=512, metavar="TOKENS", help="tokens in one step (%(default)s)")
     add("--threads", type=_bounded(0, 1024), default=0, metavar="N", help="of the model (default: the CPUs allowed)")
+    add = serve.add_argument_group("leaving").add_argument
     add("--drain-seconds", type=float, default=30.0, metavar="S", help="for running requests after SIGTERM (30)")
-    add("--instance", default=os.environ.get("HEADRACE_INSTANCE", ""), metavar="ID", help="stable id of this process")
     serve.set_defaults(run=run_serve)
 
 

@@ -61,3 +61,13 @@ def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "builtin://demo" in text
     assert len(text.splitlines()) > 20
+
+
+def test_help_of_serve_teaches_memory_threads_and_routes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["serve", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("KV pages of 64 tokens", "The log says the arithmetic", "OMP_WAIT_POLICY", "4 MiB", "/openapi.json"):
+        assert words in text
+    for group in ("what is served, and where:", "memory:", "speed:", "leaving:"):
+        assert group in text

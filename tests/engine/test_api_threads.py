@@ -45,13 +45,17 @@ def test_two_on_the_same_cpus_do_not_slow_each_other_tenfold() -> None:
 
 
 @pytest.mark.parametrize(("threads", "policy"), [("1", "passive"), ("0", None)], ids=["one-thread", "as-many-as-cpus"])
-def test_the_policy_is_said_at_the_start(threads: str, policy: str | None) -> None:
+def test_policy_and_memory_are_said_at_the_start(threads: str, policy: str | None) -> None:
     async def main() -> EngineProcess:
         arguments = ("--threads", threads, "--kv-cache-bytes", "64Mi")
         async with EngineProcess("builtin://demo", *arguments, env={"OMP_WAIT_POLICY": None}) as started:
             return started
 
     lines = {line.get("message"): line for line in asyncio.run(main()).lines}
+    memory = lines["memory"]
+    assert memory["pool_bytes"] == (memory["total_pages"] + 1) * memory["page_bytes"] <= 64 << 20
+    assert f"{memory['pool_bytes'] / (1 << 20):.2f} MiB of KV ({memory['total_pages']} pages" in memory["arithmetic"]
+    assert f"{memory['kv_tokens']} tokens" in memory["arithmetic"]
     starting = lines["starting"]
     expected = policy or ("short spin" if starting["cpus_allowed"] > 1 else "passive")
     assert starting["threads_wait"] == expected

@@ -178,6 +178,7 @@ def _report(ready: Ready, seconds: float, listening: socket.socket) -> None:
     log.info(
         "memory",
         extra={
+            "arithmetic": arithmetic(ready),
             **ready.memory,
             "kv_bytes_per_token": sum(group.bytes_per_token for group in ready.kv_groups),
             "total_pages": ready.total_pages,
@@ -188,6 +189,23 @@ def _report(ready: Ready, seconds: float, listening: socket.socket) -> None:
     )
     host, port = listening.getsockname()[:2]
     log.info("serving", extra={"url": f"http://{host}:{port}/v1", "host": host, "port": port})
+
+
+def arithmetic(ready: Ready) -> str:
+    """Where the memory goes, in a sentence that adds up."""
+    memory, model = ready.memory, ready.model
+    tokens = ready.total_pages * model.page_tokens
+    pages = f"{ready.total_pages} pages and a dummy of {_mib(memory.get('page_bytes', 0))} each"
+    return (
+        f"{_mib(memory.get('weights_bytes', 0))} of weights and {_mib(memory.get('pool_bytes', 0))} of KV ({pages}): "
+        f"{tokens} tokens, {tokens // max(1, model.max_tokens)} sequences at the full {model.max_tokens}; a step needs "
+        f"{_mib(memory.get('working_bytes', 0))} besides; the limit is {_mib(memory.get('limit_bytes', 0))}, of which "
+        f"{_mib(memory.get('used_bytes', 0))} were in use when the pool was made"
+    )
+
+
+def _mib(count: int) -> str:
+    return f"{count / (1 << 20):.2f} MiB"
 
 
 def listen(settings: Settings) -> socket.socket:
