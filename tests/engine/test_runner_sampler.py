@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headrace_engine.runner.philox import gumbel, philox
+from headrace_engine.runner.cuts import kept
+from headrace_engine.runner.philox import gumbel, gumbel_of, philox
 from headrace_engine.runner.sampler import Draw, sample
 from headrace_wire.protocol import Sampling
 
@@ -34,19 +37,21 @@ def test_philox_gives_the_published_words(counter: list[int], key: list[int], wo
 
 
 def test_noise_depends_on_seed_position_and_token_alone() -> None:
-    seeds, positions = [7, 2**63 + 1, 7], [0, 5, 1]
-    batch = gumbel(seeds, positions, 101)
-    for row, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
-        assert (gumbel([seed], [position], 101)[0] == batch[row]).all()
-        assert (gumbel([seed], [position], 64)[0] == batch[row, :64]).all()
-    assert len({row.tobytes() for row in batch}) == 3
-    assert np.isfinite(batch).all()
+    noises = []
+    for seed, position in ((7, 0), (2**63 + 1, 5), (7, 1)):
+        noise = gumbel(seed, position, 101)
+        assert (gumbel(seed, position, 64) == noise[:64]).all()
+        tokens = np.array([0, 3, 4, 50, 97, 100])
+        assert (gumbel_of(seed, position, tokens) == noise[tokens]).all()
+        assert np.isfinite(noise).all()
+        noises.append(noise.tobytes())
+    assert len(set(noises)) == 3
 
 
 def test_all_64_bits_of_a_seed_count() -> None:
-    noises = [gumbel([seed], [0], 8).tobytes() for seed in (0, 1, 1 << 31, 1 << 32, 1 << 63)]
+    noises = [gumbel(seed, 0, 8).tobytes() for seed in (0, 1, 1 << 31, 1 << 32, 1 << 63)]
     assert len(set(noises)) == 5
-    assert gumbel([-1], [0], 8).tobytes() == gumbel([2**64 - 1], [0], 8).tobytes()
+    assert gumbel(-1, 0, 8).tobytes() == gumbel(2**64 - 1, 0, 8).tobytes()
 
 
 def logits(rows: int, seed: int = 0) -> torch.Tensor:
@@ -123,3 +128,39 @@ def test_cuts_keep_the_likeliest(sampling: Sampling, kept: int) -> None:
 def test_top_k_among_equals_keeps_exactly_k() -> None:
     drawn = draw_many(torch.zeros(1, VOCAB), Sampling(top_k=3, seed=1))
     assert drawn.nonzero().flatten().tolist() == [0, 1, 2]
+
+
+def sorted_cut(values: torch.Tensor, s: Sampling) -> list[int]:
+    """The definition, by sorting everything."""
+    ordered, order = values.double().sort(descending=True, stable=True)
+    keep = torch.ones(len(values), dtype=torch.bool)
+    if s.top_k:
+        keep[s.top_k :] = False
+    if s.min_p:
+        keep &= ordered >= ordered[0] + np.log(s.min_p)
+    weights = ordered.masked_fill(~keep, float("-inf")).softmax(-1)
+    if s.top_p < 1:
+        keep &= weights.cumsum(-1) - weights < s.top_p
+    keep[0] = True
+    return sorted(order[keep].tolist())
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([3, 50, 700]),
+    st.sampled_from([0.05, 1.0, 6.0]),
+    st.sampled_from([0, 1, 2, 40, 600]),
+    st.sampled_from([1.0, 0.999, 0.9, 0.3]),
+    st.sampled_from([0.0, 0.001, 0.2]),
+)
+def test_cuts_are_those_of_a_full_sort(
+    seed: int, vocab: int, spread: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    values = torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * spread
+    s = Sampling(top_k=top_k, top_p=top_p, min_p=min_p)
+    assert kept(values.numpy(), s).tolist() == sorted_cut(values, s)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(top_k=3), Sampling(top_p=0.9), Sampling(min_p=0.1)])
+def test_a_row_of_nothing_but_nan_still_gives_a_token(sampling: Sampling) -> None:
+    assert kept(np.full(VOCAB, np.nan, np.float32), sampling).tolist() == [0]

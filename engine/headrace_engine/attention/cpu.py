@@ -94,9 +94,11 @@ class CpuAttention:
         rows = slice(first, first + count) if neighbours else torch.tensor(group.rows)
         pages = None if group.pages is None else torch.from_numpy(group.pages)
         mask = None
-        if any(group.hidden) or any(seen < group.width for seen in group.seen):
+        if any(group.hidden) or min(group.seen) < group.width:
             at = torch.arange(group.width)
-            visible = (at < torch.tensor(group.seen)[:, None]) & (at >= torch.tensor(group.hidden)[:, None])
+            visible = at < torch.tensor(group.seen)[:, None]
+            if any(group.hidden):
+                visible &= at >= torch.tensor(group.hidden)[:, None]
             mask = torch.zeros(visible.shape, dtype=self._dtype).masked_fill_(~visible, float("-inf"))[:, None, None]
         return _Decode(group, rows, pages, mask)
 

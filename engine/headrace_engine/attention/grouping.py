@@ -29,13 +29,9 @@ class Group:
     seen: list[int]
     hidden: list[int]  # fewer than a page; more than 0 only where a window begins inside one
     pages: npt.NDArray[np.int64] | None  # [rows * most pages], the dummy page after a row's end; None: read in place
+    width: int  # tokens that the call covers for each row
     base: int = 0  # first page of the first row
     stride: int = 0  # pages from one row's first to the next one's
-
-    @property
-    def width(self) -> int:
-        """Tokens that the call covers for each row."""
-        return max(self.seen) if self.pages is None else len(self.pages) // len(self.rows) * PAGE_TOKENS
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,8 @@ def _in_place(rows: _Rows, chosen: list[int], total: int) -> Iterator[Group]:
         yield from _in_place(rows, chosen[-1:], total)
         return
     stride = bases[1] - bases[0] if len(bases) > 1 else 0
-    yield Group(chosen, rows.seen[chosen].tolist(), rows.hidden[chosen].tolist(), None, bases[0], stride)
+    seen = rows.seen[chosen].tolist()
+    yield Group(chosen, seen, rows.hidden[chosen].tolist(), None, max(seen), bases[0], stride)
 
 
 def _packs(order: list[int], sizes: list[int], counts: Ints) -> Iterator[list[int]]:
@@ -120,4 +117,6 @@ def _gathered(rows: _Rows, chosen: list[int], table: Ints) -> Group:
     columns = np.arange(int(count.max()))
     at = np.minimum(rows.first[chosen][:, None] + columns, table.shape[1] - 1)
     pages = np.where(columns < count[:, None], table[np.array(chosen)[:, None], at], 0)
-    return Group(chosen, rows.seen[chosen].tolist(), rows.hidden[chosen].tolist(), pages.reshape(-1).astype(np.int64))
+    width = len(columns) * PAGE_TOKENS
+    numbers = pages.reshape(-1).astype(np.int64)
+    return Group(chosen, rows.seen[chosen].tolist(), rows.hidden[chosen].tolist(), numbers, width)

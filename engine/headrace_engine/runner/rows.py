@@ -72,6 +72,7 @@ class Batch:
 
 def build(steps: list[RowStep], rows: dict[int, Row]) -> Batch:
     """Tensors of a step; `steps` has rows with one token first."""
+    held = [rows[step.row] for step in steps]
     counts = np.array([step.count for step in steps], np.int32)
     starts = np.array([step.start for step in steps], np.int32)
     query_start = np.zeros(len(steps) + 1, np.int32)
@@ -79,46 +80,49 @@ def build(steps: list[RowStep], rows: dict[int, Row]) -> Batch:
     total = int(query_start[-1])
     # Position of token t of row r: start of r + t - first token of r.
     positions = np.arange(total, dtype=np.int64) + np.repeat(starts - query_start[:-1], counts)
-    table = _table(steps, rows)
+    contexts = starts + counts
+    table = _table(held, contexts)
     row_of = np.repeat(np.arange(len(steps)), counts)
     slots = table[row_of, positions // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS + positions % PAGE_TOKENS
-    contexts = starts + counts
     meta = AttentionMeta(
         decode_rows=int((counts == 1).sum()),
         query_start=torch.from_numpy(query_start),
         context_len=torch.from_numpy(contexts),
-        logit_rows=torch.from_numpy(_logit_rows(steps, rows, query_start)),
+        logit_rows=torch.from_numpy(_logit_rows(steps, held, query_start)),
         pages=[torch.from_numpy(table)],
         slots=[torch.from_numpy(slots)],
         max_query=int(counts.max()),
         max_context=int(contexts.max()),
     )
-    return Batch(torch.from_numpy(_tokens(steps, rows, total)), torch.from_numpy(positions), meta)
+    return Batch(torch.from_numpy(_tokens(steps, held)), torch.from_numpy(positions), meta)
 
 
-def _logit_rows(steps: list[RowStep], rows: dict[int, Row], query_start: Ints) -> npt.NDArray[np.int64]:
+def _logit_rows(steps: list[RowStep], held: list[Row], query_start: Ints) -> npt.NDArray[np.int64]:
     """Tokens of the step whose logits are wanted, ascending: of each row the scored ones, then the sampled one."""
+    if all(row.sampling.prompt_logprobs is None for row in held):
+        return (query_start[1:][[step.sample for step in steps]] - 1).astype(np.int64)
     wanted: list[int] = []
-    for step, first, end in zip(steps, query_start[:-1].tolist(), query_start[1:].tolist(), strict=True):
-        wanted += range(first, first + rows[step.row].scored(step))
+    for step, row, first, end in zip(steps, held, query_start[:-1].tolist(), query_start[1:].tolist(), strict=True):
+        wanted += range(first, first + row.scored(step))
         if step.sample:
             wanted.append(end - 1)
     return np.array(wanted, np.int64)
 
 
-def _tokens(steps: list[RowStep], rows: dict[int, Row], total: int) -> npt.NDArray[np.int64]:
-    tokens = np.empty(total, np.int64)
-    at = 0
-    for step in steps:
-        tokens[at : at + step.count] = rows[step.row].tokens[step.start : step.start + step.count]
-        at += step.count
-    return tokens
+def _tokens(steps: list[RowStep], held: list[Row]) -> npt.NDArray[np.int64]:
+    """The new tokens; the single ones of rows that decode come first."""
+    singles = [row.tokens[step.start] for step, row in zip(steps, held, strict=True) if step.count == 1]
+    rest = zip(steps[len(singles) :], held[len(singles) :], strict=True)
+    chunks = [row.tokens[step.start : step.start + step.count] for step, row in rest]
+    return np.concatenate((np.array(singles, np.int64), *chunks))
 
 
-def _table(steps: list[RowStep], rows: dict[int, Row]) -> Ints:
+def _table(held: list[Row], contexts: Ints) -> Ints:
     """Block tables of the rows as far as the step's context goes, filled with the dummy page."""
-    used = [-(-(step.start + step.count) // PAGE_TOKENS) for step in steps]
-    table = np.zeros((len(steps), max(used)), np.int32)
-    for i, (step, count) in enumerate(zip(steps, used, strict=True)):
-        table[i, :count] = rows[step.row].pages[:count]
+    used = (contexts + PAGE_TOKENS - 1) // PAGE_TOKENS
+    columns = np.arange(int(used.max()))
+    table = np.zeros((len(held), len(columns)), np.int32)
+    table[columns < used[:, None]] = np.concatenate(
+        [row.pages[:count] for row, count in zip(held, used.tolist(), strict=True)]
+    )
     return table
