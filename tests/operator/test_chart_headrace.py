@@ -70,6 +70,8 @@ def test_lint_finds_nothing(helm: Path) -> None:
         pytest.param({"namespaces": ["Upper"]}, "namespaces/0", id="no namespace's name"),
         pytest.param({"oprator": {}}, "oprator", id="a misspelt value"),
         pytest.param({"images__engine": ""}, "images/engine", id="no engine image"),
+        pytest.param({"logFormat": "xml"}, "logFormat", id="a format of logs that is none"),
+        pytest.param({"gateway__logLevel": "info"}, "gateway/logLevel", id="a level of logs that is none"),
     ],
 )
 def test_the_schema_refuses(helm: Path, values: dict[str, Any], says: str) -> None:
@@ -132,6 +134,18 @@ def test_the_command_lines_are_understood(helm: Path) -> None:
             assert settings.installation.namespace == "hr"
             assert settings.installation.scraper == peer
             assert settings.prometheus_url == "http://p:9090"
+
+
+def test_logs_are_json_unless_text_is_asked_for(helm: Path) -> None:
+    changed = {"logFormat": "text", "operator__logLevel": "ERROR", "gateway__logLevel": "WARNING"}
+    told = {"operator": "ERROR", "gateway": "WARNING"}
+    for values, style in (({}, "json"), (changed, "text")):
+        objects = render(helm, **values)
+        for name in ("operator", "gateway"):
+            (container,) = find(objects, "Deployment", f"headrace-{name}")["spec"]["template"]["spec"]["containers"]
+            assert f"--log-format={style}" in container["args"]
+            level = told[name] if values else "INFO"
+            assert f"--log-level={level}" in container["args"]
 
 
 def test_pod_monitors_are_off_unless_asked_for(helm: Path) -> None:
