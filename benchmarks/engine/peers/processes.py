@@ -38,6 +38,18 @@ def tree(root: int) -> list[int]:
     return order
 
 
+def _role(pid: int, name: str) -> str:
+    """The name of a process; interpreters are told apart by how they were started."""
+    if not name.startswith("python"):
+        return name
+    try:
+        command = (PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        command = b""
+    roles = {b"resource_tracker": "tracker", b"spawn_main": "spawned"}
+    return next((f"{name} {role}" for word, role in roles.items() if word in command), name)
+
+
 def _seconds(fields: list[str]) -> float:
     """User and system time."""
     return (int(fields[11]) + int(fields[12])) * TICK_S
@@ -68,7 +80,7 @@ class Reading:
             found = stat(PROC / str(pid) / "stat")
             if found is None:
                 continue
-            processes[pid, found[0]] = _seconds(found[1])
+            processes[pid, _role(pid, found[0])] = _seconds(found[1])
             reaped += _reaped(found[1])
             for task in (PROC / str(pid) / "task").iterdir():
                 if (thread := stat(task / "stat")) is not None:
@@ -76,13 +88,13 @@ class Reading:
         return cls(processes, threads, reaped, time.process_time(), machine_seconds())
 
     def since(self, before: Reading) -> Cpu:
-        """What was used between two readings; processes of equal name are numbered by age."""
+        """What was used between two readings; processes of equal name are numbered from the second on."""
         used = {who: value - before.processes.get(who, 0.0) for who, value in self.processes.items()}
         server: dict[str, float] = {}
         seen: Counter[str] = Counter()
         for (_, name), seconds in sorted(used.items()):
             seen[name] += 1
-            server[f"{name} {seen[name]}"] = round(seconds, 2)
+            server[name if seen[name] == 1 else f"{name} {seen[name]}"] = round(seconds, 2)
         if (ended := self.reaped - before.reaped) > TICK_S:
             server["ended children"] = round(ended, 2)
         threads: dict[str, float] = {}
