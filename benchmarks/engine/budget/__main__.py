@@ -3,9 +3,9 @@
     PYTHONPATH=operator:engine python -m benchmarks.engine.budget [--requests 200] [--rounds 2] [--only gap] [--out DIR]
 
 Replays two workloads (conversation, retrieval) through the engine's own scheduler, cache and runner with a small random
-model; arrivals are scaled to what this machine takes. Time is the processor's: one thread, idle time skipped. A sweep
-over loads follows with a step-time model fitted to the steps that were timed. Last, a prompt of 2,000 tokens arrives
-beside eight streams. Each part writes a section, its plots and its numbers.
+model; arrivals are scaled to what this machine takes. Time is the processor's: one thread, idle time skipped. All
+policies run side by side, a step in turn. A sweep over loads follows with a step-time model fitted to these steps.
+Last, a prompt of 2,000 tokens arrives beside eight streams. Each part writes a section, its plots and its numbers.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded
 
-    from benchmarks.engine.budget import campaign, report, workload
+    from benchmarks.engine.budget import campaign, policies, report, workload
     from benchmarks.engine.budget.engines import Timed, real_runner
 
     parts = options.only or PARTS
     options.out.mkdir(parents=True, exist_ok=True)
     made = {"conversation": workload.conversation, "retrieval": workload.retrieval}
     with tempfile.TemporaryDirectory() as folder:
-        runner = real_runner(Path(folder))
+        runners = [real_runner(Path(folder)) for _ in policies.POLICIES]
     for part in parts:
         if part == "gap":
-            found = campaign.gaps(Timed(runner), 2 * options.rounds + 1, _say)
+            found = campaign.gaps(Timed(runners[0]), 2 * options.rounds + 1, _say)
             report.write_gap(options.out, found)
             print(report.gap_table(found), flush=True)
             continue
-        engine = Timed(runner)
+        engines = {p.name: Timed(runner) for p, runner in zip(policies.POLICIES, runners, strict=True)}
         trial = campaign.Trial(made[part](options.requests))
-        campaign.calibrate(trial, engine)
-        campaign.replay(trial, engine, options.rounds, _say)
-        campaign.sweep(trial, engine)
+        campaign.calibrate(trial, next(iter(engines.values())))
+        campaign.replay(trial, engines, options.rounds, _say)
+        campaign.sweep(trial, [step for engine in engines.values() for step in engine.seen])
         report.write_trial(options.out, trial)
         print(report.described(trial), report.replay_table(trial), sep="\n\n", flush=True)
 

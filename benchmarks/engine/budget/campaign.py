@@ -7,18 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
-from benchmarks.engine.budget.engines import Engine, Modelled, Timed
+from benchmarks.engine.budget.engines import Modelled, Timed
 from benchmarks.engine.budget.figures import Figures, figures, middle
 from benchmarks.engine.budget.gap import Gap
 from benchmarks.engine.budget.gap import measure as measure_gap
 from benchmarks.engine.budget.policies import POLICIES, Policy
-from benchmarks.engine.budget.replay import Outcome, Replay, Targets
+from benchmarks.engine.budget.replay import Outcome, Replay, Targets, together
 from benchmarks.engine.budget.workload import Request, Workload
 
-from headrace_engine.core.budget import Pace, StepTimes
+from headrace_engine.core.budget import Pace, StepTimes, StepWork
 
-LOAD = 0.75  # arrivals, of what fixed steps of 512 tokens can take
+LOAD = 0.6  # arrivals, of what fixed steps of 512 tokens can take
 TPOT_STEPS = 2.5  # the target between tokens, in steps of eight streams alone
+MEAN_CONTEXT = 256  # tokens of these
 TTFT_TPOTS = 20  # the target of the first token, in those
 SWEEP = (0.4, 0.6, 0.75, 0.9, 1.0, 1.2)  # loads
 GAPS: tuple[tuple[str, bool, int], ...] = (
@@ -52,40 +53,44 @@ def calibrate(trial: Trial, engine: Timed) -> None:
     at_once = [Request(one.name, 0.0, one.tokens, one.output) for one in trial.workload.requests]
     offline = Replay(Workload("", "", at_once), Policy("offline", 512), engine, Targets(1.0, 1.0)).run()
     trial.capacity = len(at_once) / offline.end
-    alone = [took for work, took in engine.seen if work.decodes == 8 and not work.prefill]
-    if not alone:
-        alone = [took for work, took in engine.seen if work.decodes >= 8 and not work.prefill]
-    tpot = TPOT_STEPS * median(alone)
+    times = StepTimes()
+    for work, took in engine.seen:
+        times.observe(work, took)
+    tpot = TPOT_STEPS * times.predict(StepWork(8, 8 * MEAN_CONTEXT, 0))
     trial.targets = Targets(TTFT_TPOTS * tpot, tpot)
     trial.workload = trial.workload.at_rate(LOAD * trial.capacity)
 
 
-def replay(trial: Trial, engine: Timed, rounds: int, say: Say) -> None:
-    """Each policy once a round, in another order each round."""
-    order = list(POLICIES)
+def replay(trial: Trial, engines: dict[str, Timed], rounds: int, say: Say) -> None:
+    """All policies together, each on an engine of its own."""
     for number in range(rounds):
-        random.Random(number).shuffle(order)
-        for policy in order:
-            outcome = Replay(trial.workload, policy, engine, trial.targets).run()
-            found = figures(outcome, prompt_tokens(trial.workload), trial.targets)
-            trial.rounds.setdefault(policy.name, []).append(found)
-            trial.shown[policy.name] = outcome
-            say(f"{trial.workload.name}, round {number + 1}, {policy.name}: {found}")
+        replays = {p.name: Replay(trial.workload, p, engines[p.name], trial.targets) for p in POLICIES}
+        together(replays.values())
+        for name, one in replays.items():
+            found = figures(one.outcome, prompt_tokens(trial.workload), trial.targets)
+            trial.rounds.setdefault(name, []).append(found)
+            trial.shown[name] = one.outcome
+            say(f"{trial.workload.name}, round {number + 1}, {name}: {found}")
 
 
-def sweep(trial: Trial, engine: Timed) -> None:
-    """Goodput over load, by the same scheduler with a step-time model fitted to all steps that were timed."""
-    seen = list(engine.seen)
-    random.Random(1).shuffle(seen)
+def sweep(trial: Trial, seen: list[tuple[StepWork, float]]) -> None:
+    """Goodput over load, by the same scheduler with a step-time model fitted to all steps that were timed.
+
+    Each step takes what the model says, times a factor drawn from what was measured against it: a budget that adapts
+    meets the same surprises as in the engine.
+    """
+    shuffled = list(seen)
+    random.Random(1).shuffle(shuffled)
     times = StepTimes()
-    for work, took in seen:
+    for work, took in shuffled:
         times.observe(work, took)
-    trial.error = median(abs(times.predict(work) - took) / took for work, took in seen)
-    modelled: Engine = Modelled(times)
+    factors = [took / times.predict(work) for work, took in seen]
+    trial.error = median(abs(1 - factor) for factor in factors)
     for policy in POLICIES:
         for load in SWEEP:
             workload = trial.workload.at_rate(load * trial.capacity)
-            outcome = Replay(workload, policy, modelled, trial.targets).run()
+            engine = Modelled(times, factors, random.Random(2))
+            outcome = Replay(workload, policy, engine, trial.targets).run()
             found = figures(outcome, prompt_tokens(workload), trial.targets)
             trial.sweep.setdefault(policy.name, []).append((load, found))
 

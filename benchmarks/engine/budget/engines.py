@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -63,14 +64,18 @@ class Timed:
 
 @dataclass
 class Modelled:
-    """No model at all: every token is 1, and a step takes what a step-time model says."""
+    """No model at all: every token is 1, and a step takes what a step-time model says times one of the factors."""
 
     times: StepTimes
+    factors: list[float]
+    dice: random.Random
 
     def step(self, plan: StepPlan) -> tuple[StepResult, float]:
         """Look up how long it takes."""
         tokens = {step.row: [1] for step in plan.steps if step.sample}
-        return StepResult(number=plan.number, tokens=tokens), self.times.predict(work_of(plan))
+        return StepResult(number=plan.number, tokens=tokens), self.times.predict(work_of(plan)) * self.dice.choice(
+            self.factors
+        )
 
 
 def real_runner(folder: Path, threads: int = 1) -> Runner:

@@ -26,6 +26,7 @@ class Figures:
     occupancy_max: float
     good: float  # share of requests that met both targets
     goodput: float  # of them, a second
+    smooth: float  # share of requests that met both targets and had no gap of twice the one between tokens
     cached: float  # share of prompt tokens found
     preemptions: float
 
@@ -57,6 +58,7 @@ def figures(outcome: Outcome, prompt_tokens: int, targets: Targets) -> Figures:
         occupancy_max=max(step.used for step in steps),
         good=good / len(records),
         goodput=good / outcome.end,
+        smooth=sum(record.good(targets) and record.smooth(targets) for record in records) / len(records),
         cached=sum(record.cached for record in records) / prompt_tokens,
         preemptions=outcome.preemptions,
     )

@@ -48,6 +48,10 @@ class Record:
         gaps = self.gaps
         return self.ttft <= targets.ttft_s and (not gaps or sum(gaps) / len(gaps) <= targets.tpot_s)
 
+    def smooth(self, targets: Targets) -> bool:
+        """Was no gap longer than twice the target between tokens?"""
+        return max(self.gaps, default=0.0) <= 2 * targets.tpot_s
+
 
 @dataclass(frozen=True)
 class Step:
@@ -69,7 +73,7 @@ class Outcome:
 
 
 class Replay:
-    """Steps follow each other; while nothing is there to do, the clock jumps to the next arrival."""
+    """Steps follow each other in the engine's time; idle time is skipped."""
 
     def __init__(self, workload: Workload, policy: Policy, engine: Engine, targets: Targets):
         limits = Limits(max_sequences=SEQUENCES, max_batch_tokens=policy.tokens, max_tokens=CONTEXT, vocab=VOCAB)
@@ -81,17 +85,36 @@ class Replay:
         self._now = 0.0
         self._outcome = Outcome()
 
-    def run(self) -> Outcome:
-        """Until all have ended."""
-        while self._coming or self._scheduler.busy:
-            self._arrive()
-            if not self._scheduler.busy:
-                self._now = max(self._now, self._coming[0].at)
-                continue
-            self._step()
+    @property
+    def now(self) -> float:
+        """Its own time, s."""
+        return self._now
+
+    @property
+    def over(self) -> bool:
+        """Have all ended?"""
+        return not (self._coming or self._scheduler.busy)
+
+    @property
+    def outcome(self) -> Outcome:
+        """So far."""
         self._outcome.end = self._now
         self._outcome.preemptions = self._scheduler.preemptions
         return self._outcome
+
+    def run(self) -> Outcome:
+        """Until all have ended."""
+        while not self.over:
+            self.advance()
+        return self.outcome
+
+    def advance(self) -> None:
+        """One step, or to the next arrival where there is nothing to do."""
+        self._arrive()
+        if self._scheduler.busy:
+            self._step()
+        else:
+            self._now = max(self._now, self._coming[0].at)
 
     def _arrive(self) -> None:
         """Those that have arrived; a static batch takes so many as run at a time, and none while one runs."""
@@ -132,3 +155,15 @@ class Replay:
             record = self._outcome.records[delta.id]
             record.times += [self._now] * len(delta.tokens)
             record.cached = max(record.cached, delta.cached)
+
+
+def together(replays: Iterable[Replay]) -> None:
+    """Run several to their ends, always a step of the one whose time is the least: what else the machine does while
+    they run then hits all of them alike, at the same moments of their time.
+    """
+    left = list(replays)
+    while left:
+        one = min(left, key=lambda replay: replay.now)
+        one.advance()
+        if one.over:
+            left.remove(one)

@@ -25,6 +25,7 @@ COLUMNS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("tokens/s", lambda f: f"{f.tokens_per_s:.0f}"),
     ("pool used, mean / max", lambda f: f"{f.occupancy:.0%} / {f.occupancy_max:.0%}"),
     ("good", lambda f: f"{f.good:.0%}"),
+    ("good and smooth", lambda f: f"{f.smooth:.0%}"),
     ("good/s", lambda f: f"{f.goodput:.2f}"),
 )
 
@@ -127,12 +128,10 @@ def _pool(trial: Trial) -> str:
 
 def _load(trial: Trial) -> str:
     series = [
-        Line(name, [100 * load for load, _ in points], [100 * found.good for _, found in points])
+        Line(name, [100 * load for load, _ in points], [100 * found.smooth for _, found in points])
         for name, points in trial.sweep.items()
     ]
-    return lines(
-        Axes(f"{trial.workload.name}: requests within both targets, by load (modelled)", "load, %", "%"), series
-    )
+    return lines(Axes(f"{trial.workload.name}: good and smooth requests, by load (modelled)", "load, %", "%"), series)
 
 
 def _numbers(trial: Trial) -> dict[str, object]:
