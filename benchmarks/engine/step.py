@@ -89,7 +89,11 @@ class Bench:
         """`context`: tokens of the prompts of rows that decode."""
         from headrace_engine.runner.build import build
 
+        before, began = resident(), time.perf_counter()
         self.engine = build(config)
+        weights = self.engine.memory["weights_bytes"] >> 20
+        seconds, more = time.perf_counter() - began, resident() - before
+        print(f"loaded in {seconds:.1f} s: weights of {weights} MiB, resident memory grew by {more} MiB\n")
         self._config = config
         self._context = context
         self._sampling = sampling
@@ -159,6 +163,12 @@ class Bench:
         if not counted:
             return Times()
         return Times([ms], [ms - result.ms], [(time.process_time() - cpu_began) * 1000])
+
+
+def resident() -> int:
+    """Resident memory of this process, MiB."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) >> 10
 
 
 def _tokens(plan: StepPlan) -> int:

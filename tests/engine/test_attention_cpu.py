@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -142,6 +144,17 @@ def test_a_prompt_too_large_to_convert_is_attended_as_it_is(monkeypatch: pytest.
     monkeypatch.setattr(cpu, "WIDE_BYTES", 0)
     test_equals_the_reference(CASES["mixed"], torch.bfloat16)
     test_equals_the_reference(CASES["window-in-a-mixed-step"], torch.bfloat16)
+
+
+def test_a_pool_takes_memory_where_it_is_written() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    kv = CpuAttention(torch.bfloat16).allocate(8192, 8, 128)  # 2 GiB
+    assert resident() - before < 64 << 20
+    assert kv.both.data_ptr() % 64 == 0
+    assert not kv.k[:, [0, 5000, 8192]].any()
 
 
 def test_kv_of_another_backend_is_refused() -> None:

@@ -168,6 +168,19 @@ def test_weights_outlive_the_files_handles_and_take_the_target_dtype(tmp_path: P
     assert torch.equal(tensor, load_file(tmp_path / "model.safetensors")[Q].float())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_loaded_model_does_not_keep_its_files_mapped(
+    tmp_path: Path, stored: str, dtype: torch.dtype, tied: bool
+) -> None:
+    """Weights are held once: in the order that products read them, and not as they lie in the file."""
+    write_checkpoint(tmp_path, CONFIG | {"dtype": stored, "tie_word_embeddings": tied})
+    model = load(tmp_path, read_config(tmp_path), dtype)
+    assert model.dtype is dtype
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
 def test_the_digest_follows_config_names_and_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b", "other-config", "sharded"):
         write_checkpoint(tmp_path / name, CONFIG, shards=2 if name == "sharded" else 1)

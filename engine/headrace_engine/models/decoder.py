@@ -27,7 +27,8 @@ class Decoder:
         """Raises StartError naming a tensor that is missing or of a wrong shape."""
         shape = config.shape
         self.config = config
-        self._embedding = weights.get("model.embed_tokens.weight", shape.vocab, shape.hidden)
+        # A copy: with it nothing refers to the mapped files any more, and their pages leave the resident memory.
+        self._embedding = weights.get("model.embed_tokens.weight", shape.vocab, shape.hidden).clone()
         self._layers = []
         for i in range(shape.layers):
             self._layers.append(DecoderLayer(weights, f"model.layers.{i}", config, parallel))

@@ -62,7 +62,7 @@ class RmsNorm:
 
     def __init__(self, weight: Tensor, eps: float):
         """`weight` [size] or, for heads that have their own, [heads, size]."""
-        self._weight = weight.float()
+        self._weight = weight.to(torch.float32, copy=True)
         self._share = 1.0 / weight.shape[-1]
         self._eps = torch.tensor([eps])
 
