@@ -17,7 +17,8 @@ from headrace_wire.protocol import PAGE_TOKENS
 
 VOCAB = 4096
 CONTEXT = 2048  # tokens; of the prompts at most MOST
-MOST = 1792
+LEAST, MOST = 256, 1792
+CHAT, DOCUMENTS = 2000, 3600  # requests of the traces that are replayed first: prompts are shorter before
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,11 @@ def conversation(count: int) -> Workload:
     trace = _trace("azure_llm_2023_conv")
     dice = random.Random(1)
     requests = []
-    for i in range(count):
+    for i in range(CHAT, CHAT + count):
         size = min(MOST, max(4, int(trace.prompt[i]) // 4))
         tokens = array("i", [dice.randrange(3, VOCAB) for _ in range(size)])
         output = min(CONTEXT - size, max(1, int(trace.output[i]) // 4))
-        requests.append(Request(f"c{i}", float(trace.arrival_s[i] - trace.arrival_s[0]), tokens.tobytes(), output))
+        requests.append(Request(f"c{i}", float(trace.arrival_s[i] - trace.arrival_s[CHAT]), tokens.tobytes(), output))
     return Workload("conversation", "conversation (Azure 2023, sizes / 4)", requests)
 
 
@@ -71,12 +72,15 @@ def retrieval(count: int) -> Workload:
     """Mooncake's synthetic mix, 2025: long prompts that begin with shared documents, short answers.
 
     Prompts are an eighth of the recorded ones, so that a recorded block of 512 tokens is one of 64 here and is shared
-    by whom the trace says; those that are still too long are left out. Answers are half of the recorded ones.
+    by whom the trace says; those of fewer than LEAST tokens (the mix holds chats too) and those that are still too long
+    are left out. Answers are half of the recorded ones.
     """
     trace = _trace("mooncake_fast25_synthetic")
     if trace.blocks is None:
         raise ValueError("the trace has no blocks")
-    chosen = np.flatnonzero(trace.prompt // 8 <= MOST)[:count]
+    sizes = trace.prompt // 8
+    fitting = np.flatnonzero((sizes >= LEAST) & (sizes <= MOST))
+    chosen = fitting[fitting >= DOCUMENTS][:count]
     requests = []
     for i in chosen.tolist():
         size = max(4, int(trace.prompt[i]) // 8)
