@@ -21,7 +21,7 @@ WHAT = {"dso": f"c={CONCURRENCY}, by library", "dso,symbol": f"c={CONCURRENCY}, 
 HERTZ = "199"
 TOP = 12
 WAIT_S = 60.0  # for perf to write or to read its file
-LINE = re.compile(r"^\s*([\d.]+)%\s+(.+?)\s*$")
+LINE = re.compile(r"^\s*([\d.]+)%\s+(.*\S)")
 
 
 def available() -> bool:
@@ -43,7 +43,7 @@ def sample(bench: cells.Bench, folder: Path) -> list[Profile]:
     found = []
     for sort, what in WHAT.items():
         done = subprocess.run(
-            ["perf", "report", "-i", str(data), "--stdio", "-q", "--sort", sort, "--percent-limit", "0.5"],
+            ["perf", "report", "-i", str(data), "--stdio", "-q", "--sort", sort],
             capture_output=True,
             text=True,
             errors="replace",
@@ -60,7 +60,7 @@ def parse(text: str) -> list[tuple[str, float]]:
     """The largest rows of `perf report`; code that has no file (made at run time) is one row."""
     shares: dict[str, float] = {}
     for match in filter(None, map(LINE.match, text.splitlines())):
-        name = re.sub(r"\s+\[[.k]\]\s+", ": ", match.group(2))
+        name = re.sub(r"\s+\[[.k]\]\s+", ": ", match.group(2)).strip()
         if re.match(r"\[?(JIT|unknown|anon)|//anon|0x", name) or name.startswith("perf-"):
             name = "code made at run time (matrix products)"
         name = re.sub(r": 0x[0-9a-f]+$", "", name)[:90]
