@@ -120,14 +120,14 @@ class Client:
 
 
 @asynccontextmanager
-async def serving() -> Any:
+async def serving(tokenizer: ChatTokenizer | None = None) -> Any:
     loop = asyncio.get_running_loop()
     link = LocalLink(loop)
     app: App
     metrics = Metrics(lambda: link.state, lambda: app.generate.open)
     drain = Drain(link, lambda: app.generate.open, 30.0)
     inline = Inline()
-    parts = Parts(link, ChatTokenizer(tiny_bundle()), metrics, drain, Threads(inline, inline), "m")
+    parts = Parts(link, tokenizer or ChatTokenizer(tiny_bundle()), metrics, drain, Threads(inline, inline), "m")
     app = App(parts, loop.time, 0.0, "")
     await link.start()
     try:
@@ -208,6 +208,33 @@ def test_a_dead_core_ends_the_process_within_two_seconds(open_requests: int) -> 
     ended, took = run(main())
     assert (ended.code, ended.failed and ended.failed.reason) == (EXIT_CORE_DIED, "EngineFailed")
     assert took <= EXIT_S
+
+
+def test_a_request_that_fails_takes_only_itself_down() -> None:
+    """An error that nobody foresaw, in the middle of another's stream."""
+
+    class Broken(ChatTokenizer):
+        def encode_text(self, text: str, *, special: bool = True) -> list[int]:
+            if text == "broken":
+                raise ZeroDivisionError("unforeseen")
+            return super().encode_text(text, special=special)
+
+    async def main() -> None:
+        async with serving(Broken(tiny_bundle())) as (app, _):
+            stream = Client(app, prompt="a", max_tokens=5, stream=True)
+            await until(lambda: bool(stream.sent), 10)
+            broken = Client(app, prompt="broken")
+            await broken.task
+            await stream.task
+            after = Client(app, prompt="b", max_tokens=1)
+            await after.task
+        assert broken.sent[0]["status"] == 500
+        error = json.loads(broken.sent[1]["body"])["error"]
+        assert (error["code"], error["message"]) == ("internal_error", "the engine failed on this request")
+        assert b"[DONE]" in b"".join(message.get("body", b"") for message in stream.sent)
+        assert after.sent[0]["status"] == 200
+
+    run(main())
 
 
 def test_a_step_in_flight_delays_no_more_than_itself() -> None:

@@ -234,6 +234,29 @@ class TestMetrics:
         assert value("headrace_engine_ttft_seconds_count") == before + 2
         poll(lambda: value("headrace_engine_running") == value("headrace_engine_queued_tokens") == 0)
 
+    def test_aliases_say_the_same(self, client: httpx.Client) -> None:
+        client.post(COMPLETIONS, json={**LONG, "max_tokens": 2})
+        poll(lambda: gauge(client, "headrace_engine_running") == 0)
+        text = client.get("/metrics").text
+        samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        for alias, name in (
+            ("num_requests_running", "running"),
+            ("num_requests_waiting", "waiting"),
+            ("generation_tokens_total", "generated_tokens_total"),
+            ("prefix_cache_queries_total", "prefix_cache_asked_tokens_total"),
+            ("time_to_first_token_seconds_count", "ttft_seconds_count"),
+        ):
+            assert samples[f'vllm:{alias}{{model_name="demo"}}'] == samples[f"headrace_engine_{name}"]
+        assert (
+            samples['vllm:request_success_total{finished_reason="ok",model_name="demo"}']
+            == (samples['headrace_engine_requests_total{outcome="ok"}'])
+        )
+        assert float(samples['vllm:kv_cache_usage_perc{model_name="demo"}']) == 0.0
+        assert (
+            samples['vllm:time_to_first_token_seconds_bucket{le="+Inf",model_name="demo"}']
+            == (samples["headrace_engine_ttft_seconds_count"])
+        )
+
     def test_outcomes(self, client: httpx.Client) -> None:
         client.post(CHAT, content=b"{")
         text = client.get("/metrics").text

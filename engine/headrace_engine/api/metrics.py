@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from headrace_engine.api.aliases import Aliases
 from headrace_engine.api.mailbox import Mailbox
 from headrace_wire.protocol import CacheState, Delta, EngineState
 
@@ -67,8 +68,10 @@ def _cache(cache: CacheState) -> Iterator[Metric]:
 class Metrics:
     """The engine's metrics, in a registry of their own."""
 
-    def __init__(self, state: Callable[[], EngineState | None], open_requests: Callable[[], int]):
+    def __init__(self, state: Callable[[], EngineState | None], open_requests: Callable[[], int], model: str = ""):
+        """`model`: the name under which the `vllm:*` aliases report."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._aliases = CollectorRegistry()
         self.registry = CollectorRegistry()
         self.registry.register(_StateCollector(state, open_requests))
         own = self.registry
@@ -82,6 +85,8 @@ class Metrics:
         self._itl = Histogram(
             "headrace_engine_itl_seconds", "Gap between token events", buckets=ITL_EDGES, registry=own
         )
+
+        self._aliases.register(Aliases(lambda: iter(own.collect()), model))
 
     def arrived(self, box: Mailbox, delta: Delta, now: float) -> None:
         """A delta came from the core."""
@@ -106,4 +111,4 @@ class Metrics:
 
     def text(self) -> bytes:
         """The Prometheus text format."""
-        return bytes(generate_latest(self.registry))
+        return bytes(generate_latest(self.registry) + generate_latest(self._aliases))

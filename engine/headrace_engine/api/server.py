@@ -75,7 +75,7 @@ class Engine:
         )
         self.link = CoreLink(config, target, time.monotonic, mailbox_bytes=settings.stream_bytes)
         self._drain = Drain(self.link, self._open, settings.drain_s)
-        metrics = Metrics(lambda: self.link.state, self._open)
+        metrics = Metrics(lambda: self.link.state, self._open, config.served_name)
         self.link.on_delta = metrics.arrived
         threads, name = Threads(*self._pools), config.served_name
         parts = Parts(self.link, tokenizer, metrics, self._drain, threads, name, settings.defaults)
