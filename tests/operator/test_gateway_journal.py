@@ -177,6 +177,22 @@ def test_other_routes_have_an_id_and_a_line_too(caplog: pytest.LogCaptureFixture
     assert answers[1].json()["error"]["request_id"] == "mine-2"
 
 
+def test_a_route_that_fails_has_a_line_too(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    answers: list[httpx.Response] = []
+
+    async def work(gateway: FakeGateway, _: FakeEngine) -> None:
+        monkeypatch.setattr("headrace.gateway.rest.authenticate", broken)
+        answers.append(await gateway.http.get(gateway.url + "/v1/models", headers=AUTH))
+
+    (line,) = serve(caplog, work)
+    assert answers[0].status_code == line["status"] == 500
+    assert (line["outcome"], line["level"]) == ("error", "warning")
+    assert answers[0].headers["x-request-id"] == line["request_id"]
+
+
 def test_what_is_no_http_has_an_id_and_a_line_too(caplog: pytest.LogCaptureFixture) -> None:
     said = bytearray()
 

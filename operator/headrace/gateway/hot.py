@@ -119,8 +119,10 @@ class Gateway:
             await send(message)
 
         scope[REQUEST_ID] = line.request_id
-        await self._rest(scope, receive, told)
-        line.other(reason, status, self._stage.clock())
+        try:
+            await self._rest(scope, receive, told)
+        finally:
+            line.other(reason, status, self._stage.clock())
 
     async def _understand(self, headers: Headers, receive: Receive, decode: Decode, line: Line) -> Call:
         """Identify, decode, resolve. Raises RequestError, ClientGone."""

@@ -35,8 +35,10 @@ class Line:
 
     def other(self, reason: str, status: int | None, now: float) -> None:
         """A route without a model has answered."""
-        outcome = "refused" if reason else "good"
-        self._write(logging.INFO, outcome, reason, status, {"total_ms": _ms(now - self.began)})
+        failed = status is None or (status >= 500 and not reason)
+        outcome = "error" if failed else "refused" if reason else "good"
+        level = logging.WARNING if failed else logging.INFO
+        self._write(level, outcome, reason, status, {"total_ms": _ms(now - self.began)})
 
     def ended(self, call: Call, account: Account, status: int | None, now: float) -> None:
         """A valid request has ended."""
