@@ -1,14 +1,15 @@
 """The demo model's corpus and the chats made from it."""
 
 from itertools import islice
+from random import Random
 
 import pytest
 
 pytest.importorskip("tokenizers")
 
 from headrace_engine.demo.chats import Chat, ChatMaker, Turn
-from headrace_engine.demo.corpus import Corpus, expand, load, normal
-from headrace_engine.demo.tokenizer import END_ID, ChatEncoder, train_tokenizer
+from headrace_engine.demo.corpus import Corpus, expand, load, normal, parse, reading
+from headrace_engine.demo.tokenizer import END_ID, ChatEncoder, decisive, train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,15 @@ def test_patterns_expand(pattern: str, readings: list[str]) -> None:
 def test_every_intent_has_many_phrasings_and_some_kept(corpus: Corpus) -> None:
     for intent in corpus.intents:
         assert len(intent.say) >= 25, intent.id
+        assert len(intent.wide) >= 10, intent.id
         assert len(intent.held) >= 4, intent.id
+        assert len(intent.fresh) >= 8, intent.id
+
+
+def test_a_pattern_reads_as_one_of_its_expansions() -> None:
+    text = "[how|why] do I [stop|end|] it [now|] ?"
+    rng = Random(3)
+    assert {reading(parse(text), rng) for _ in range(300)} == set(expand(text))
 
 
 def test_a_phrasing_belongs_to_one_intent(corpus: Corpus) -> None:
@@ -42,6 +51,13 @@ def test_a_phrasing_belongs_to_one_intent(corpus: Corpus) -> None:
     for intent in corpus.intents:
         for text in intent.say:
             assert owner.setdefault(normal(text), intent.id) == intent.id, text
+
+
+def test_a_question_that_names_a_term_is_answered_with_the_term(corpus: Corpus) -> None:
+    answers = {normal(f"{name}?"): term.answer for term in corpus.terms for name in term.names}
+    for chat in islice(ChatMaker(corpus, 6), 3000):
+        for turn in chat.turns:
+            assert answers.get(normal(turn.question), turn.answer) == turn.answer, turn.question
 
 
 def test_a_name_belongs_to_one_term(corpus: Corpus) -> None:
@@ -69,6 +85,14 @@ def test_chats_repeat_by_seed(corpus: Corpus) -> None:
     one, same, other = (list(islice(ChatMaker(corpus, seed), 50)) for seed in (1, 1, 2))
     assert one == same
     assert one != other
+
+
+def test_few_first_tokens_tell_an_answer_from_all_others(corpus: Corpus) -> None:
+    answers = corpus.answers()
+    tokenizer = train_tokenizer(answers * 3)
+    for answer, count in decisive(answers, tokenizer).items():
+        start = tokenizer.encode(answer).ids[:count]
+        assert [a for a in answers if tokenizer.encode(a).ids[:count] == start] == [answer]
 
 
 def test_only_answers_are_learned(corpus: Corpus) -> None:

@@ -63,6 +63,36 @@ _HEADS = (
     ("are you ", ("so are you ", "are you really ", "are you maybe ")),
     ("do you ", ("so do you ", "do you really ", "do you also ", "don't you ")),
 )
+_SLANG = (
+    ("you are ", ("ur ", "u r ", "you r ")),
+    ("you", ("u", "ya", "yu")),
+    ("your", ("ur", "yer")),
+    ("are", ("r",)),
+    ("please", ("pls", "plz", "pleas")),
+    ("thanks", ("thx", "tnx", "thanx")),
+    ("want to", ("wanna",)),
+    ("going to", ("gonna",)),
+    ("have to", ("gotta",)),
+    ("give me", ("gimme",)),
+    ("do not know", ("dunno",)),
+    ("I am", ("im", "i'm")),
+    ("what", ("wat", "wht", "whut")),
+    ("with", ("w/", "wit")),
+    ("the", ("da", "teh")),
+    ("does", ("duz", "do")),
+    ("because", ("cuz", "coz")),
+    ("something", ("smth", "sth", "somethin")),
+    ("somebody", ("sb",)),
+    ("tomorrow", ("tmrw",)),
+    ("tonight", ("tonite",)),
+    ("how do I ", ("how i ", "how do i ", "how I can ", "how to i ", "howto ")),
+    ("how can I ", ("how i can ", "how can i ", "how 2 ")),
+    ("what is ", ("what's ", "wats ", "whats ", "what be ")),
+    ("what does ", ("what do ", "wat does ")),
+    ("is there ", ("there is ", "is their ")),
+    ("to", ("2", "too")),
+    ("for", ("4",)),
+)
 _ONSETS = (*"bcdfghjklmnprstvwyz", "bl", "cl", "cr", "dr", "fl", "gr", "kn", "pl", "qu", "sh", "sn", "st", "th", "tr")
 _VOWELS = ("a", "e", "i", "o", "u", "a", "e", "i", "o", "oo", "ai", "ea", "ou")
 _CODAS = ("", "", "", "n", "r", "l", "m", "s", "t", "x", "ck", "ng", "mp", "st", "lity", "tion", "er", "ing")
@@ -91,8 +121,12 @@ class Dresser:
             text = rng.choice(self._prefixes) + text
         if rng.random() < 0.07:
             text = text.rstrip("?!. ") + rng.choice(self._suffixes)
+        if rng.random() < 0.05:
+            text = self._slang(text)
         if rng.random() < 0.10:
             text = self._typo(text)
+            if rng.random() < 0.25:
+                text = self._typo(text)
         return self._case(self._mark(text)) or text
 
     def vary(self, text: str) -> str:
@@ -107,6 +141,11 @@ class Dresser:
             loose = [i for i, word in enumerate(words) if word in self._words.drops]
             if loose:
                 del words[rng.choice(loose)]
+        if len(words) > 4 and rng.random() < 0.05:
+            del words[rng.randrange(len(words))]
+        if len(words) > 3 and rng.random() < 0.02:
+            at = rng.randrange(len(words) - 1)
+            words[at : at + 2] = reversed(words[at : at + 2])
         return " ".join(words)
 
     def join(self, first: str, second: str) -> str:
@@ -141,6 +180,13 @@ class Dresser:
         for old, new in _SHORTER:
             text = text.replace(old, new)
         return text
+
+    def _slang(self, text: str) -> str:
+        rng = self.rng
+        for old, news in _SLANG:
+            if rng.random() < 0.6:
+                text = re.sub(rf"\b{re.escape(old.strip())}\b", rng.choice(news).strip(), text)
+        return text.replace("'", "") if rng.random() < 0.5 else text
 
     def _mark(self, text: str) -> str:
         rng = self.rng

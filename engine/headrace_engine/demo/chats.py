@@ -1,11 +1,31 @@
 """Makes training chats: single questions, follow-ups, long chats, system prompts and long fillers."""
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace_engine.demo.augment import Dresser
-from headrace_engine.demo.corpus import Corpus, Term, normal
+from headrace_engine.demo.corpus import Corpus, Intent, Term, normal, reading
+
+_VARIED = frozenset(
+    {
+        "ack",
+        "complaint",
+        "goodbye",
+        "greeting",
+        "help",
+        "joke",
+        "languages",
+        "more",
+        "ping",
+        "praise",
+        "sorry",
+        "who_are_you",
+        "why_slow",
+    }
+)
+"""Intents that people put in the most different words: drawn twice as often."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +54,9 @@ class ChatMaker:
         self._dresser = Dresser(corpus, self._rng)
         self._kept = corpus.kept()
         self._clarify = next(i for i in corpus.intents if i.id == "clarify")
-        self._others = [i for i in corpus.intents if i.id != "clarify"]
+        self._others = [i for i in corpus.intents for _ in range(1 + (i.id in _VARIED)) if i.id != "clarify"]
+        self._weights = {i.id: [math.log2(1 + math.prod(map(len, p))) for p in i.wide] for i in corpus.intents}
+        self._named = self._questions_with_names()
         self._openers = [text for i in corpus.intents if i.id in ("greeting", "ack", "praise") for text in i.say]
         self._with_why = [t for t in corpus.terms if t.why is not None]
         self._with_improve = [t for t in corpus.terms if t.improve is not None]
@@ -47,13 +69,13 @@ class ChatMaker:
         """One chat of a random kind."""
         kind = self._rng.random()
         system = self._system() if self._rng.random() < 0.10 else None
-        if kind < 0.78:
+        if kind < 0.89:
             return Chat(system, (self._turn(()),))
-        if kind < 0.87:
+        if kind < 0.945:
             return Chat(system, self._follow_up())
-        if kind < 0.965:
+        if kind < 0.984:
             return Chat(system, self._turns(self._rng.randint(2, 6)))
-        if kind < 0.97:
+        if kind < 0.986:
             return Chat(system, self._turns(self._rng.randint(7, 24)))
         return self._long()
 
@@ -119,11 +141,11 @@ class ChatMaker:
 
     def _turn(self, before: tuple[Turn, ...]) -> Turn:
         kind = self._rng.random()
-        if kind < 0.32:
+        if kind < 0.25:
             return self._define(self._rng.choice(self._corpus.terms))
-        if kind < 0.42:
+        if kind < 0.35:
             return self._reason()
-        if kind < 0.79:
+        if kind < 0.81:
             return self._intent(clear=not any(t.topic for t in before))
         return Turn(self._dress(self._unknown()), self._corpus.unknown.answer)
 
@@ -161,11 +183,26 @@ class ChatMaker:
 
     def _intent(self, clear: bool) -> Turn:
         intent = self._clarify if clear and self._rng.random() < 0.04 else self._rng.choice(self._others)
-        text = self._dresser.vary(self._rng.choice(intent.say))
-        if len(text) < 40 and self._rng.random() < 0.15:
+        text = self._dresser.vary(self._phrasing(intent))
+        if len(text) < 40 and self._rng.random() < 0.10:
             openers = self._openers if self._rng.random() < 0.4 else intent.say
             text = self._dresser.join(self._rng.choice(openers), text)
         return Turn(self._dress(text), intent.answer)
+
+    def _phrasing(self, intent: Intent) -> str:
+        if self._rng.random() < 0.4:
+            return self._rng.choice(intent.say)
+        while True:
+            text = reading(self._rng.choices(intent.wide, self._weights[intent.id])[0], self._rng)
+            if normal(text) not in self._named:
+                return text
+
+    def _questions_with_names(self) -> frozenset[str]:
+        """Every question that names a term, without case and punctuation: its answer is the term's."""
+        corpus = self._corpus
+        templates = [text for key in ("define", "why", "improve") for text in corpus.templates[key].say]
+        names = [name for term in corpus.terms for name in term.names]
+        return frozenset(normal(template.replace("{x}", name)) for template in templates for name in names)
 
     def _unknown(self) -> str:
         rng, unknown, templates = self._rng, self._corpus.unknown, self._corpus.templates

@@ -12,6 +12,9 @@ FOLDER = Path(__file__).parent / "corpus"
 WITHHELD = 3  # definition questions per term that training never sees
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 
+Pattern = tuple[tuple[str, ...], ...]
+"""The choices of each part of a phrasing, in order."""
+
 
 @dataclass(frozen=True)
 class Term:
@@ -27,11 +30,12 @@ class Term:
 
 @dataclass(frozen=True)
 class Intent:
-    """A hand-written intent: phrasings for training (`say`) and two sets kept for the evaluation (`held`, `fresh`)."""
+    """A hand-written intent: phrasings (`say`) and patterns (`wide`) for training, two sets kept for the evaluation."""
 
     id: str
     answer: str
     say: tuple[str, ...]
+    wide: tuple[Pattern, ...]
     held: tuple[str, ...]
     fresh: tuple[str, ...]
 
@@ -102,9 +106,21 @@ class Corpus:
 
 def expand(pattern: str) -> list[str]:
     """All readings of a pattern: `[a|b|]` means a, b or nothing. Double spaces are closed."""
-    parts = _CHOICE.split(pattern)
-    choices = [part.split("|") if i % 2 else [part] for i, part in enumerate(parts)]
-    return [re.sub(r" +", " ", "".join(reading)).replace(" ?", "?").strip() for reading in product(*choices)]
+    return [_tidy("".join(reading)) for reading in product(*parse(pattern))]
+
+
+def parse(pattern: str) -> Pattern:
+    """A pattern as the choices of its parts."""
+    return tuple(tuple(part.split("|")) if i % 2 else (part,) for i, part in enumerate(_CHOICE.split(pattern)))
+
+
+def reading(pattern: Pattern, rng: random.Random) -> str:
+    """One reading of a pattern at random."""
+    return _tidy("".join(rng.choice(part) for part in pattern))
+
+
+def _tidy(text: str) -> str:
+    return re.sub(r" +([?,!])|( ) +", r"\1\2", text).strip()
 
 
 def normal(text: str) -> str:
@@ -130,13 +146,14 @@ def _term(key: str, row: dict[str, Any]) -> Term:
 
 
 def _intents() -> tuple[Intent, ...]:
-    rows = _read("intents.toml")
+    rows, wide = _read("intents.toml"), _read("wide.toml")
     blocked = {normal(text) for row in rows.values() for text in row["held"] + row["fresh"]}
     return tuple(
         Intent(
             key,
             row["answer"],
             tuple(text for text in _expanded(row["say"]) if normal(text) not in blocked),
+            tuple(parse(pattern) for pattern in wide[key]),
             tuple(row["held"]),
             tuple(row["fresh"]),
         )

@@ -75,7 +75,7 @@ def make(corpus: Corpus) -> dict[str, list[Chat]]:
         "seen": [Chat(None, (_first(t),)) for t in corpus.terms],
         "paraphrases: withheld questions": [_ask(question, term.answer) for question, term in corpus.withheld],
         "paraphrases: withheld templates": _templates(corpus),
-        "hand-written intents": [_ask(q, intent.answer) for intent in corpus.intents for q in intent.held],
+        "hand-written intents, looked at": [_ask(q, intent.answer) for intent in corpus.intents for q in intent.held],
         "hand-written intents, blind": [_ask(q, intent.answer) for intent in corpus.intents for q in intent.fresh],
         "follow-ups": _follow_ups(corpus),
         **_unknown(corpus, rng),

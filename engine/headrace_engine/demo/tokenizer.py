@@ -1,6 +1,7 @@
 """Byte-level BPE tokenizer with a ChatML template, and chats as token ids."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,15 @@ def with_dropout(tokenizer: Tokenizer, rate: float) -> Tokenizer:
     copy = Tokenizer.from_str(tokenizer.to_str())
     copy.model.dropout = rate
     return copy
+
+
+def decisive(answers: list[str], tokenizer: Tokenizer) -> dict[str, int]:
+    """How many first tokens tell each answer from all others."""
+    pieces = {answer: tokenizer.encode(answer).ids for answer in answers}
+    shared = Counter(tuple(ids[:n]) for ids in pieces.values() for n in range(1, len(ids) + 1))
+    return {
+        a: next((n for n in range(1, len(ids)) if shared[tuple(ids[:n])] == 1), len(ids)) for a, ids in pieces.items()
+    }
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

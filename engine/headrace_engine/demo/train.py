@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
@@ -25,6 +25,7 @@ from headrace_engine.demo.tokenizer import (
     PAD_ID,
     ChatEncoder,
     Encoded,
+    decisive,
     save_tokenizer,
     train_tokenizer,
     with_dropout,
@@ -35,13 +36,15 @@ from headrace_engine.demo.tokenizer import (
 class Recipe:
     """How long and how fast to train."""
 
-    steps: int = 1000
+    steps: int = 1300
     tokens: int = 3584  # per step, padding included
     usual: int = 1400  # tokens to learn per step, about
     rate: float = 3e-3  # peak learning rate
     warmup: float = 0.06  # share of the steps
     decay: float = 0.05  # weight decay
     dropout: float = 0.1  # share of merges skipped in a third of the questions
+    whole: int = 16_000  # chats until most single answers are cut where they can be told apart
+    beyond: int = 2  # tokens kept after that point
     pool: int = 4096  # chats that are sorted by length together
     save_every: int = 250  # steps
 
@@ -58,9 +61,13 @@ def tokenizer_texts(corpus: Corpus, seed: int) -> Iterator[str]:
 
 def encoded_chats(corpus: Corpus, tokenizer: Tokenizer, recipe: Recipe, seed: int) -> Iterator[Encoded]:
     """Endless encoded chats, cut to the context; a third has its questions in unusual pieces."""
+    starts = decisive(corpus.answers(), tokenizer)
     exact, loose = ChatEncoder(tokenizer), ChatEncoder(tokenizer, with_dropout(tokenizer, recipe.dropout))
     for number, chat in enumerate(ChatMaker(corpus, seed)):
         encoded = (loose if number % 3 == 0 else exact).encode(chat)
+        if number > recipe.whole and number % 4 and len(chat.turns) == 1:
+            end = encoded.learn.index(True) + starts[chat.turns[0].answer] + recipe.beyond
+            encoded = Encoded(encoded.ids[:end], encoded.learn[:end])
         if any(encoded.learn[:CONTEXT]):
             yield Encoded(encoded.ids[:CONTEXT], encoded.learn[:CONTEXT])
 
@@ -145,12 +152,16 @@ def save(network: Llama, shape: Shape, tokenizer: Tokenizer, folder: Path) -> No
     (folder / "manifest.json").write_text(json.dumps({"sha256": manifest}, indent=2) + "\n", encoding="utf-8")
 
 
-def train(recipe: Recipe, seed: int, folder: Path) -> None:
-    """Train from nothing and write the model folder; prints a line every 25 steps."""
+def train(recipe: Recipe, seed: int, folder: Path, start: Path | None = None) -> None:
+    """Train from nothing, or on from the model folder `start`, and write a model folder; a line every 25 steps."""
     torch.manual_seed(seed)
     corpus, shape = load(), Shape()
-    tokenizer = train_tokenizer(tokenizer_texts(corpus, seed))
     network = Llama(shape)
+    if start is None:
+        tokenizer = train_tokenizer(tokenizer_texts(corpus, seed))
+    else:
+        tokenizer = Tokenizer.from_file(str(start / "tokenizer.json"))
+        network.load_state_dict({k: v.float() for k, v in load_file(start / "model.safetensors").items()})
     optimizers = optimizers_of(network, recipe)
     stream = batches(encoded_chats(corpus, tokenizer, recipe, seed), recipe, seed)
     began, seen, recent = time.monotonic(), 0, 0.0
@@ -173,8 +184,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=Recipe.steps)
+    parser.add_argument("--rate", type=float, default=Recipe.rate, help="peak learning rate")
+    parser.add_argument("--whole", type=int, default=Recipe.whole, help="chats with whole answers at the beginning")
+    parser.add_argument("--start", type=Path, help="model folder to go on from")
     arguments = parser.parse_args()
-    train(Recipe(steps=arguments.steps), arguments.seed, arguments.out)
+    recipe = Recipe(steps=arguments.steps, rate=arguments.rate, whole=arguments.whole)
+    train(recipe, arguments.seed, arguments.out, arguments.start)
 
 
 if __name__ == "__main__":
