@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import tempfile
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,6 +27,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "apiserver" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.apiserver)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """What a command sets up for its own process goes with the test that ran it in this one."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    names = ("logThreads", "logProcesses", "logMultiprocessing", "_srcfile")
+    switches = {name: getattr(logging, name) for name in names}
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for name, value in switches.items():
+        setattr(logging, name, value)
 
 
 def _kube() -> Path:

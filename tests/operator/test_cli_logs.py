@@ -71,20 +71,6 @@ def run(capsys: pytest.CaptureFixture[str], *flags: str) -> list[str]:
     return capsys.readouterr().err.strip().splitlines()
 
 
-@pytest.fixture(autouse=True)
-def _logging_as_before() -> object:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    switches = {
-        name: getattr(logging, name) for name in ("logThreads", "logProcesses", "logMultiprocessing", "_srcfile")
-    }
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    for name, value in switches.items():
-        setattr(logging, name, value)
-
-
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

@@ -254,8 +254,8 @@ async def _running(engine: FakeEngine) -> bool:
 
 def test_late_answers_are_late() -> None:
     async def main() -> None:
-        classes = [{"name": "interactive", "priority": 1, "ttft": "10s", "tpot": "1ms", "maxQueueAge": "1s"}]
-        world = make_world(classes=classes)
+        targets = {"ttft": "20s", "tpot": "20s", "e2e": "50ms"}  # eleven tokens take 200 ms at least
+        world = make_world(classes=[{"name": "interactive", "priority": 1, "maxQueueAge": "1s", **targets}])
         async with FakeEngine(tokens_per_s=50.0) as engine, serving(world) as gateway:
             set_engines(world, engine)
             await known(gateway)
