@@ -5,10 +5,9 @@
     PYTHONPATH=engine python benchmarks/engine/step.py --pieces            # and what the time goes to
 
 Steps: `decode n` (n rows that decode), `prompt n` (one prompt of n tokens), `mixed n+m` (n - 1 rows beside a prompt of
-m tokens). Columns: least and median wall time; the processor's own time, median, for machines where others
-run too; the
-part outside the runner (scheduler, results); the matrix products of the same step alone, least wall time: no step can
-be faster than them. Without --model, a random model is written to a temporary folder.
+m tokens). Columns: least and median wall time; the processor's own time, median, for machines where others run too; the
+part outside the runner (scheduler, results); the matrix products of the same step alone, which no step can undercut.
+Without --model, a random model is written to a temporary folder.
 """
 
 from __future__ import annotations
@@ -199,20 +198,21 @@ class Products:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
         return size, lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
 
-    def least_ms(self, tokens: int, sampled: int, repeats: int) -> float:
-        """Least wall time of one step's products."""
+    def run(self, tokens: int, sampled: int, repeats: int) -> Times:
+        """The products of some steps."""
         import torch
 
         inputs = {size: torch.randn(tokens, size).to(self._dtype) for size, _ in [*self._layers, self._head]}
-        best = float("inf")
+        found = Times()
         with torch.inference_mode():
             for _ in range(repeats):
-                began = time.perf_counter()
+                cpu_began, began = time.process_time(), time.perf_counter()
                 for size, product in self._layers:
                     product(inputs[size])
                 self._head[1](inputs[self._head[0]][:sampled])
-                best = min(best, (time.perf_counter() - began) * 1000)
-        return best
+                found.wall.append((time.perf_counter() - began) * 1000)
+                found.cpu.append((time.process_time() - cpu_began) * 1000)
+        return found
 
 
 class Profiled:
@@ -277,10 +277,14 @@ def run(options: argparse.Namespace, path: str, config: dict[str, Any]) -> None:
         name, tokens = f"mixed {n}+{prompts[0]}", n - 1 + prompts[0]
         kinds.append((name, tokens, n, lambda steps, n=n: bench.prompt(prompts[0], n - 1, max(4, steps // 4))))
     products = None if options.no_products else Products(config, options.dtype)
-    print("| step | ms, least | ms, median | CPU ms | outside the runner | products alone |\n|---|---|---|---|---|---|")
+    print("| step | ms, least | ms, median | CPU ms | outside the runner | products alone: ms, least | CPU ms |")
+    print("|---|---|---|---|---|---|---|")
     for name, tokens, sampled, measure in kinds:
         times = measure(options.steps)
-        floor = "" if products is None else f"{products.least_ms(tokens, sampled, max(5, options.steps // 4)):.1f}"
+        floor = " | "
+        if products is not None:
+            alone = products.run(tokens, sampled, max(5, options.steps // 4))
+            floor = f"{min(alone.wall):.1f} | {median(alone.cpu):.1f}"
         figures = f"{min(times.wall):.1f} | {median(times.wall):.1f} | {median(times.cpu):.1f}"
         print(f"| {name} | {figures} | {median(times.outside):.2f} | {floor} |", flush=True)
     if options.pieces:

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_engine.attention.grouping import GATHER_PAGES, Group, grouped
+from headrace_engine.attention.grouping import Group, Pool, grouped
 from headrace_wire.protocol import PAGE_TOKENS
+
+GATHERED = 128  # pages
 
 
 def table_of(rows: list[list[int]]) -> npt.NDArray[np.int32]:
@@ -24,7 +26,7 @@ def groups_of(
     rows: list[list[int]], contexts: list[int] | None = None, total: int = 1000, window: int | None = None
 ) -> list[Group]:
     contexts = contexts or [len(pages) * PAGE_TOKENS for pages in rows]
-    return grouped(table_of(rows), np.array(contexts, np.int32), total, window)
+    return grouped(table_of(rows), np.array(contexts, np.int32), Pool(total, GATHERED), window)
 
 
 IN_PLACE = {
@@ -56,7 +58,7 @@ def test_a_gather_is_bounded() -> None:
     rows = [list(range(100 * i + 60, 100 * i, -1)) for i in range(5)]
     sizes = [len(group.rows) for group in groups_of(rows)]
     assert sizes == [2, 2, 1]
-    assert all(size * 60 <= GATHER_PAGES for size in sizes)
+    assert all(size * 60 <= GATHERED for size in sizes)
 
 
 def test_no_view_leads_beyond_the_pool() -> None:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from headrace_engine.attention.base import AttentionMeta, LayerKv
-from headrace_engine.attention.grouping import Group, grouped
+from headrace_engine.attention.grouping import Group, Pool, grouped
 from headrace_wire.protocol import PAGE_TOKENS
 
 LINE = 64  # bytes of a cache line
 BLOCK = 64  # prompt tokens attended in one call; what lies above the diagonal is skipped beyond it
+GATHER_BYTES = 1 << 20  # keys and values copied for one call: they stay in a core's cache until they are read
 WIDE_BYTES = 32 << 20  # keys and values of a prompt's context up to this size are converted to fp32, which is faster
 
 _sdpa = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -62,13 +63,16 @@ class CpuAttention:
         """`window`: a token sees itself and as many before it as make this many; None: all."""
         self._dtype = dtype
         self._window = window
-        self._pages = 0  # of the pool, with the dummy
+        self._pool = Pool(0, 1)
+        self._gathered = torch.empty(0, dtype=dtype)  # reused from call to call
         self._causal: dict[tuple[torch.dtype, int], Tensor] = {}  # masks by dtype and group
         self.layout = "cpu-head-major-64"
 
     def allocate(self, pages: int, kv_heads: int, head_dim: int) -> CpuLayerKv:
         """Zeroed KV of one layer; the operating system backs a page when it is first written."""
-        self._pages = pages + 1
+        page = 2 * kv_heads * PAGE_TOKENS * head_dim  # elements
+        self._pool = Pool(pages + 1, max(1, GATHER_BYTES // (page * self._dtype.itemsize)))
+        self._gathered = torch.empty(self._pool.gathered * page, dtype=self._dtype)
         both = _zeros((2 * kv_heads, pages + 1, PAGE_TOKENS, head_dim), self._dtype)
         return CpuLayerKv(both[:kv_heads], both[kv_heads:], both)
 
@@ -77,7 +81,7 @@ class CpuAttention:
         table, contexts = meta.pages[0].numpy(), meta.context_len.numpy()
         decodes = []
         if meta.decode_rows:
-            groups = grouped(table[: meta.decode_rows], contexts[: meta.decode_rows], self._pages, self._window)
+            groups = grouped(table[: meta.decode_rows], contexts[: meta.decode_rows], self._pool, self._window)
             decodes = [self._decode(group) for group in groups]
         starts = meta.query_start.tolist()
         prompts = []
@@ -117,18 +121,27 @@ class CpuAttention:
         q = qkv[:, : -2 * kv_heads].unflatten(1, (kv_heads, -1))
         heads = qkv.shape[1] - 2 * kv_heads
         if len(step.decodes) == 1 and not step.prompts and isinstance(step.decodes[0].rows, slice):
-            return _attend(q, kv, step.decodes[0]).reshape(tokens, heads, dim)
+            return self._attend(q, kv, step.decodes[0]).reshape(tokens, heads, dim)
         out = torch.empty(q.shape, dtype=q.dtype)
         for decode in step.decodes:
-            out[decode.rows] = _attend(q[decode.rows], kv, decode)
+            out[decode.rows] = self._attend(q[decode.rows], kv, decode)
         for prompt in step.prompts:
             self._prefill(q[prompt.first : prompt.last], kv, prompt, out[prompt.first : prompt.last])
         return out.view(tokens, heads, dim)
 
+    def _attend(self, q: Tensor, kv: CpuLayerKv, decode: _Decode) -> Tensor:
+        """q [rows, kv_heads, group, D]; like q."""
+        if decode.pages is None:
+            keys, values = _view(kv, decode)
+        else:
+            keys, values = _gather(kv, decode.pages, len(decode.group.rows), self._gathered)
+        attended: Tensor = _sdpa(q, keys, values, attn_mask=decode.mask)[0]
+        return attended
+
     def _prefill(self, q: Tensor, kv: CpuLayerKv, prompt: _Prompt, out: Tensor) -> None:
         """Attend a prompt's new tokens [n, kv_heads, group, D] in blocks, each to the context up to its own end."""
         total, kv_heads, group, dim = q.shape
-        keys, values = _context(kv, prompt)
+        keys, values = self._context(kv, prompt)
         before = prompt.context - total
         low = 0 if self._window is None else max(0, before + 1 - self._window)  # what comes before is not seen
         keys, values = keys[:, :, low:], values[:, :, low:]
@@ -143,6 +156,16 @@ class CpuAttention:
             mask = self._bias(keys.dtype, group, n, last - start)
             attended = _sdpa(block, keys[:, :, start:last], values[:, :, start:last], attn_mask=mask)[0]
             out[first : first + n] = attended.view(kv_heads, group, n, dim).permute(2, 0, 1, 3)
+
+    def _context(self, kv: CpuLayerKv, prompt: _Prompt) -> tuple[Tensor, Tensor]:
+        """Keys and values of a prompt, [1, kv_heads, context, D]: views where the pages are neighbours."""
+        if prompt.pages is not None:
+            keys, values = _gather(kv, prompt.pages, 1, self._gathered)
+            return keys[:, :, : prompt.context], values[:, :, : prompt.context]
+        heads, _, size, dim = kv.both.shape
+        first = prompt.page * size
+        both = kv.both.view(heads, -1, dim)[:, first : first + prompt.context].unsqueeze(0)
+        return both[:, : heads // 2], both[:, heads // 2 :]
 
     def _bias(self, dtype: torch.dtype, group: int, n: int, seen: int) -> Tensor:
         """Mask [1, 1, group * n, seen] of the last n of `seen` tokens: part of one that is kept for all lengths."""
@@ -169,13 +192,6 @@ def _causal(width: int, window: int | None, group: int) -> Tensor:
     return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf")).repeat(group, 1, 1)
 
 
-def _attend(q: Tensor, kv: CpuLayerKv, decode: _Decode) -> Tensor:
-    """q [rows, kv_heads, group, D]; like q."""
-    keys, values = _gather(kv, decode.pages, len(decode.group.rows)) if decode.pages is not None else _view(kv, decode)
-    attended: Tensor = _sdpa(q, keys, values, attn_mask=decode.mask)[0]
-    return attended
-
-
 def _view(kv: CpuLayerKv, decode: _Decode) -> tuple[Tensor, Tensor]:
     """Keys and values [rows, kv_heads, width, D] in place."""
     kv_heads, pages, size, dim = kv.k.shape
@@ -189,19 +205,11 @@ def _view(kv: CpuLayerKv, decode: _Decode) -> tuple[Tensor, Tensor]:
     )
 
 
-def _gather(kv: CpuLayerKv, pages: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Keys and values [rows, kv_heads, width, D], copied."""
-    heads, _, _, dim = kv.both.shape
-    both = kv.both.index_select(1, pages).view(heads, rows, -1, dim).transpose(0, 1)
-    return both[:, : heads // 2], both[:, heads // 2 :]
-
-
-def _context(kv: CpuLayerKv, prompt: _Prompt) -> tuple[Tensor, Tensor]:
-    """Keys and values of a prompt, [1, kv_heads, context, D]: views where the pages are neighbours."""
-    if prompt.pages is not None:
-        keys, values = _gather(kv, prompt.pages, 1)
-        return keys[:, :, : prompt.context], values[:, :, : prompt.context]
+def _gather(kv: CpuLayerKv, pages: Tensor, rows: int, into: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [rows, kv_heads, width, D], copied, if they fit into `into`."""
     heads, _, size, dim = kv.both.shape
-    first = prompt.page * size
-    both = kv.both.view(heads, -1, dim)[:, first : first + prompt.context].unsqueeze(0)
+    count = heads * len(pages) * size * dim
+    fits = count <= len(into)
+    room = into[:count].view(heads, len(pages), size, dim) if fits else kv.both.new_empty(heads, len(pages), size, dim)
+    both = torch.index_select(kv.both, 1, pages, out=room).view(heads, rows, -1, dim).transpose(0, 1)
     return both[:, : heads // 2], both[:, heads // 2 :]

@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from headrace_wire.protocol import PAGE_TOKENS
 
-GATHER_PAGES = 128  # pages copied for one call; a row with more of them is alone
-
 Ints = npt.NDArray[np.int32]
 
 
@@ -46,8 +44,16 @@ class _Rows:
     straight: npt.NDArray[np.bool_]  # are the pages neighbours in rising order?
 
 
-def grouped(table: Ints, contexts: Ints, total: int, window: int | None = None) -> list[Group]:
-    """Every row in one group. `total`: pages of the pool with the dummy; no view leads beyond them."""
+@dataclass(frozen=True)
+class Pool:
+    """What bounds a group."""
+
+    pages: int  # with the dummy; no view leads beyond them
+    gathered: int  # pages copied for one call; a row with more of them is alone
+
+
+def grouped(table: Ints, contexts: Ints, pool: Pool, window: int | None = None) -> list[Group]:
+    """Every row in one group."""
     rows = _visible(table, contexts, window)
     groups: list[Group] = []
     size = np.ceil(np.log2(rows.count)).astype(np.int64)  # 1, 2, 3-4, 5-8, ... pages
@@ -55,9 +61,10 @@ def grouped(table: Ints, contexts: Ints, total: int, window: int | None = None) 
     order = straight[np.lexsort((rows.base[straight], size[straight]))].tolist()
     sizes, bases = size.tolist(), rows.base.tolist()
     for chosen in _progressions(order, sizes, bases):
-        groups += _in_place(rows, chosen, total)
+        groups += _in_place(rows, chosen, pool.pages)
     scattered = np.flatnonzero(~rows.straight)
-    for chosen in _packs(scattered[np.argsort(rows.count[scattered], kind="stable")].tolist(), sizes, rows.count):
+    order = scattered[np.argsort(rows.count[scattered], kind="stable")].tolist()
+    for chosen in _packs(order, sizes, rows.count, pool.gathered):
         groups.append(_gathered(rows, chosen, table))
     return groups
 
@@ -100,11 +107,11 @@ def _in_place(rows: _Rows, chosen: list[int], total: int) -> Iterator[Group]:
     yield Group(chosen, seen, rows.hidden[chosen].tolist(), None, max(seen), bases[0], stride)
 
 
-def _packs(order: list[int], sizes: list[int], counts: Ints) -> Iterator[list[int]]:
-    """Cut rows sorted by their number of pages so that one size fills at most GATHER_PAGES."""
+def _packs(order: list[int], sizes: list[int], counts: Ints, most: int) -> Iterator[list[int]]:
+    """Cut rows sorted by their number of pages so that one size fills at most `most` pages."""
     chosen: list[int] = []
     for row in order:
-        if chosen and (sizes[row] != sizes[chosen[0]] or int(counts[row]) * (len(chosen) + 1) > GATHER_PAGES):
+        if chosen and (sizes[row] != sizes[chosen[0]] or int(counts[row]) * (len(chosen) + 1) > most):
             yield chosen
             chosen = []
         chosen.append(row)
