@@ -300,6 +300,7 @@ def test_records_outlive_the_process_and_the_latest_counts(tmp_path: Path) -> No
     assert Loads.of(again.all()).cells["vllm", 8][0].seconds == 9.0
     assert again.has("load", "vllm", "2", "1")
     assert not again.has("load", "vllm", "4", "1")
+    assert not again.has("load", "vllm", "3", "8")  # with errors: it is measured again when the run goes on
 
 
 def test_only_loops_without_errors_are_compared() -> None:

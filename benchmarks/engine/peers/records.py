@@ -169,8 +169,8 @@ class Store:
             file.write(msgspec.json.encode(record) + b"\n")
 
     def has(self, *key: str) -> bool:
-        """Is there a record of this key?"""
-        return key in self._records
+        """Is there a record of this key, without errors?"""
+        return key in self._records and not getattr(self._records[key], "errors", ())
 
     def all(self) -> list[Record]:
         """In the order of their keys' first appearance."""
