@@ -11,33 +11,20 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 DECODE = (1, 8, 16, 32)
 PREFILL = (128, 512, 2000)
 CONTEXT, STEPS, WARM, REPEATS = 128, 48, 8, 5
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 Step = tuple[int, float, float]  # outputs, ms, CPU ms
-
-
-def cpu_seconds() -> float:
-    """CPU time of this process and of its workers, in which the model runs."""
-    total, found = time.process_time(), [str(os.getpid())]
-    for pid in found:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found += (task / "children").read_text().split()
-    for pid in found[1:]:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) * TICK_S
-    return total
 
 
 class Inside:
     """An engine without its processes."""
 
     def __init__(self, model: str):
+        import psutil  # type: ignore[import-untyped,import-not-found,unused-ignore]
         from vllm import EngineArgs, LLMEngine, SamplingParams  # type: ignore[import-not-found]
 
         self._params: Any = SamplingParams
@@ -51,6 +38,12 @@ class Inside:
             )
         )
         self.drawn = 0
+        self._workers: list[Any] = psutil.Process().children(recursive=True)
+
+    def cpu_seconds(self) -> float:
+        """CPU time of this process and of its workers, in which the model runs."""
+        times = [worker.cpu_times() for worker in self._workers]
+        return time.process_time() + sum(float(used.user + used.system) for used in times)
 
     def submit(self, prompt: int, output: int) -> None:
         """A request of new tokens."""
@@ -61,10 +54,10 @@ class Inside:
 
     def step(self) -> Step:
         """Number of outputs, ms and CPU ms of one step."""
-        cpu, began = cpu_seconds(), time.perf_counter()
+        cpu, began = self.cpu_seconds(), time.perf_counter()
         outputs = self.engine.step()
         ms = (time.perf_counter() - began) * 1000
-        return len(outputs), ms, (cpu_seconds() - cpu) * 1000
+        return len(outputs), ms, (self.cpu_seconds() - cpu) * 1000
 
     def all_steps(self) -> list[Step]:
         """Until nothing is left to do."""
