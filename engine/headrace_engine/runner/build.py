@@ -46,6 +46,7 @@ def build(config: EngineConfig) -> Engine:
     name, dtype = _dtype(config, decoder)
     max_tokens = _context(config, shape)
     model = load(folder, decoder, dtype)
+    memory.give_back()  # the originals of packed weights
     attention = CpuAttention(dtype, decoder.window)
     pages, arithmetic = _pool(config, shape, max_tokens, dtype.itemsize)
     arithmetic["weights_bytes"] = sum(path.stat().st_size for path in weight_files(folder))

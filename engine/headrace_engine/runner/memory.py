@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +69,13 @@ def working_bytes(hidden: int, intermediate: int, vocab: int, batch_tokens: int,
     """A rough bound of a step's own memory: activations of the widest layer, logits and noise of all rows."""
     activations = batch_tokens * (6 * hidden + 3 * intermediate) * element
     return activations + sequences * vocab * 24 + 64 * MIB
+
+
+def give_back() -> None:
+    """Hand freed memory that the C library keeps for itself back to the system, so that it is not counted as used."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
 
 
 def memory_limit(root: Path = Path("/"), own: int | None = None) -> int:
