@@ -233,4 +233,5 @@ def test_the_cache_root_knows_model_layout_dtype_and_epoch() -> None:
 def test_the_core_is_imported_without_torch() -> None:
     code = "import sys, headrace_engine.core.process, headrace_engine.runner.driven; sys.exit('torch' in sys.modules)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, check=False, timeout=60)
+    assert ended.returncode == 0
