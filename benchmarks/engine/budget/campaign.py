@@ -18,9 +18,9 @@ from benchmarks.engine.budget.workload import Request, Workload
 from headrace_engine.core.budget import Pace, StepTimes, StepWork
 
 LOAD = 0.6  # arrivals, of what fixed steps of 512 tokens can take
-TPOT_STEPS = 2.5  # the target between tokens, in steps of eight streams alone
+TPOT_STEPS = 5.0  # the target between tokens, in steps of eight streams alone
 MEAN_CONTEXT = 256  # tokens of these
-TTFT_TPOTS = 20  # the target of the first token, in those
+TTFT_TPOTS = 10  # the target of the first token, in those: as in the default class
 SWEEP = (0.4, 0.6, 0.75, 0.9, 1.0, 1.2)  # loads
 GAPS: tuple[tuple[str, bool, int], ...] = (
     ("adaptive", True, 2048),
