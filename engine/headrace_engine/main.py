@@ -46,9 +46,10 @@ they get what --memory-percent of the memory limit leaves. The log says the arit
 not one sequence of full length fits: lower --max-model-len or give it more memory.
 
 Speed: --max-sequences bounds how many requests run at a time (the others wait in the engine), --max-batch-tokens how
-many tokens one step computes; smaller steps disturb running streams less, larger ones finish prompts sooner. Threads
-spin for a moment while they wait if the engine has all its CPUs for itself, and sleep at once if it has not
-(OMP_WAIT_POLICY, GOMP_SPINCOUNT override it); the log says which.
+many tokens one step computes, at least one for each of these. Beside running streams a step takes fewer prompt
+tokens: as many as keep their targets, or let it last three times what the streams alone would. Threads spin for a
+moment while they wait if the engine has all its CPUs for itself, and sleep at once if it has not (OMP_WAIT_POLICY,
+GOMP_SPINCOUNT override it); the log says which.
 
 Ends with 0 after SIGTERM (running requests finish first, see --drain-seconds), 1 if the model cannot be served,
 70 if the core process died.
