@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import schemathesis
@@ -81,3 +82,19 @@ def test_requests_that_the_document_allows(url: str, label: str) -> None:
 def test_requests_that_the_document_forbids(url: str, label: str) -> None:
     statuses = answers(url, label, BAD)
     assert statuses
+
+
+@pytest.mark.parametrize(
+    ("label", "prompt"),
+    [
+        ("POST /v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("POST /v1/completions", {"prompt": ["<\f\u00d9V\U0010601d", "b"], "echo": True, "logprobs": 1}),
+    ],
+    ids=["chat", "completion"],
+)
+def test_streams_are_as_documented(url: str, label: str, prompt: dict[str, Any]) -> None:
+    body = {"model": "demo", "stream": True, "max_tokens": 3, "stream_options": {"include_usage": True}, **prompt}
+    case = OPERATIONS[label].Case(body=body, media_type="application/json")
+    response = case.call(base_url=url, timeout=30)
+    case.validate_response(response, checks=CHECKS)
+    assert response.status_code == 200

@@ -109,8 +109,16 @@ def test_a_stop_string_is_kept_where_that_is_asked(speaking: httpx.Client) -> No
     stop = whole[1:3]
     for keeps in (False, True):
         fields = {"max_tokens": 12, "stop": [stop], "include_stop_str_in_output": keeps}
-        text = post(speaking, "complete", fields).json()["choices"][0]["text"]
-        assert text == whole[: whole.index(stop) + keeps * len(stop)]
+        choice = post(speaking, "complete", fields).json()["choices"][0]
+        assert choice["text"] == whole[: whole.index(stop) + keeps * len(stop)]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+    chunks = [
+        json.loads(line[6:])["choices"][0]
+        for line in post(speaking, "complete", {"max_tokens": 12, "stop": [stop], "stream": True}).text.splitlines()
+        if line.startswith("data: {")
+    ]
+    assert (chunks[-1]["finish_reason"], chunks[-1]["stop_reason"]) == ("stop", stop)
+    assert not any(chunk["finish_reason"] for chunk in chunks[:-1])
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streaming"])

@@ -32,9 +32,9 @@ class Echo:
         detokenizer.feed(self._tokens)
         return detokenizer
 
-    @property
+    @cached_property
     def entries(self) -> list[Entry]:
-        """One a token: the first has no logprob, since nothing comes before it."""
+        """One a token, once `logprobs` is set: the first has none, since nothing comes before it."""
         detokenizer, at, found = self._tokenizer.detokenizer(), 0, []
         own: list[TokenLogprob | None] = [None, *self.logprobs]
         for token, logprob in zip(self._tokens, own, strict=True):

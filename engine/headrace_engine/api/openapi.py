@@ -135,7 +135,8 @@ def _post(body: str, summary: str, content: Json, *refusals: int) -> Json:
 
 
 def _generation(body: str, summary: str) -> Json:
-    stream: Json = {"text/event-stream": {"schema": {"type": "string"}}}
+    event: Json = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+    stream: Json = {"text/event-stream": {"schema": {**event, "description": "Each event of the stream"}}}
     return _post(body, summary, {**_json_of(), **stream}, 499, 502, 503)
 
 

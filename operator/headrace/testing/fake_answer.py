@@ -24,6 +24,7 @@ class Choice:
     tokens: int = 0  # of usage, a stop included
     shown: list[int] = field(default_factory=list)  # whose text is given out
     finish: Finish | None = None
+    stop: str | int | None = None  # the stop string, or the id of `stop_token_ids`, that ended it
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ class Answer:
             said = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
             finish = None if choice.finish is None else choice.finish.value
             logprobs = self._logprobs(choice.shown)
-            rows.append({"index": choice.index, **said, "logprobs": logprobs, "finish_reason": finish})
+            end = {"finish_reason": finish, "stop_reason": choice.stop}
+            rows.append({"index": choice.index, **said, "logprobs": logprobs, **end})
         return {**self._base, "choices": rows, "usage": usage}
 
     def usage(self, choices: Iterable[Choice], cached: int) -> dict[str, Any]:
@@ -110,9 +112,11 @@ class Answer:
         usage: dict[str, Any] | None = None,
     ) -> bytes:
         text: dict[str, Any] = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
-        end = None if finish is None else finish.value
+        end: dict[str, Any] = {"finish_reason": None}
+        if finish is not None:
+            end = {"finish_reason": finish.value, "stop_reason": choice.stop}
         logprobs = self._logprobs(tokens) if tokens else None
-        row = {"index": choice.index, **text, "logprobs": logprobs, "finish_reason": end}
+        row = {"index": choice.index, **text, "logprobs": logprobs, **end}
         more = {"usage": usage} if usage is not None and self._told.usage_everywhere else {}
         return b"data: " + msgspec.json.encode({**self._chunk_base, "choices": [row], **more}) + b"\n\n"
 

@@ -108,12 +108,14 @@ class Speaker:
                 shown = () if by_id and not body.include_stop_str_in_output else (token,)
                 piece = text.feed(shown, choice.tokens > (body.min_tokens or 0))
                 if text.stopped:
-                    choice.finish = Finish.STOP
+                    choice.finish, choice.stop = Finish.STOP, text.stop
                     yield Piece(choice, piece, shown, choice.finish)
                     return
                 yield Piece(choice, piece, shown, None)
         ended = bool(sequence.answer) and sequence.answer[-1] in ends and len(sequence.answer) <= sequence.limit
         choice.finish = Finish.STOP if ended else Finish.LENGTH
+        if ended and sequence.answer[-1] in (body.stop_token_ids or ()):
+            choice.stop = sequence.answer[-1]
         yield Piece(choice, text.finish(), (), choice.finish)
 
 
@@ -127,7 +129,12 @@ class _Text:
         self._held = max((len(stop) for stop in body.stops), default=1) - 1  # characters kept back
         self._text = ""
         self._sent = 0
-        self.stopped = False
+        self.stop: str | None = None  # the one that was found
+
+    @property
+    def stopped(self) -> bool:
+        """Was a stop string found?"""
+        return self.stop is not None
 
     def feed(self, tokens: tuple[int, ...], looks: bool) -> str:
         """New text; `looks`: stop strings count by now."""
@@ -140,7 +147,7 @@ class _Text:
         ]
         if found:
             at, stop = min(found)
-            self.stopped = True
+            self.stop = stop
             self._text = self._text[: at + len(stop) if self._keeps else at]
             return self._take(len(self._text))
         return self._take(len(self._text) - self._held)
