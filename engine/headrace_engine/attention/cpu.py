@@ -15,6 +15,7 @@ from headrace_wire.protocol import PAGE_TOKENS
 
 LINE = 64  # bytes of a cache line
 BLOCK = 64  # prompt tokens attended in one call; what lies above the diagonal is skipped beyond it
+MASK_STEP = 2048  # tokens by which the mask of prompts grows
 GATHER_BYTES = 1 << 20  # keys and values copied for one call: they stay in a core's cache until they are read
 WIDE_BYTES = 32 << 20  # keys and values of a prompt's context up to this size are converted to fp32, which is faster
 
@@ -171,8 +172,8 @@ class CpuAttention:
         """Mask [1, 1, group * n, seen] of the last n of `seen` tokens: part of one that is kept for all lengths."""
         held = self._causal.get((dtype, group))
         if held is None or held.shape[2] < seen + BLOCK - n:
-            width = 1 << (seen + BLOCK - 1).bit_length()
-            held = self._causal[dtype, group] = _causal(width, self._window, group).to(dtype)
+            width = -(-(seen + BLOCK) // MASK_STEP) * MASK_STEP
+            held = self._causal[dtype, group] = _causal(width, self._window, group, dtype)
         width = held.shape[2] - BLOCK + n
         return held[:, :n, width - seen : width].reshape(1, 1, group * n, seen)
 
@@ -185,11 +186,13 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(held[first : first + count]).view(dtype).view(shape)
 
 
-def _causal(width: int, window: int | None, group: int) -> Tensor:
+def _causal(width: int, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
     """[group, BLOCK, width]: what the last BLOCK of `width` tokens see, `group` times."""
-    distance = torch.arange(width - BLOCK, width)[:, None] - torch.arange(width)
-    hidden = (distance < 0) | (distance >= (window or width))
-    return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf")).repeat(group, 1, 1)
+    mask = torch.zeros(group, BLOCK, width, dtype=dtype)
+    first = 0 if window is not None else width - BLOCK  # without a window all sees what comes before the block
+    distance = torch.arange(width - BLOCK, width)[:, None] - torch.arange(first, width)
+    mask[:, :, first:].masked_fill_((distance < 0) | (distance >= (window or width)), float("-inf"))
+    return mask
 
 
 def _view(kv: CpuLayerKv, decode: _Decode) -> tuple[Tensor, Tensor]:
