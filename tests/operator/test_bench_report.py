@@ -134,7 +134,9 @@ def test_the_command_writes_results_and_a_report(tmp_path: Path, capsys: pytest.
     met = [row for row in fluid if row["attainment"] >= row["objective"]]
     assert all(row["replicaSeconds"] >= row["oracleReplicaSeconds"] * 0.98 for row in met)
     text = (tmp_path / "one/report.md").read_text()
-    assert "`headrace bench autoscaling --trace azure_llm_2023_conv" in text and "## Checked by discrete events" in text
+    assert (
+        "\nheadrace bench autoscaling --trace azure_llm_2023_conv" in text and "## Checked by discrete events" in text
+    )
     assert (tmp_path / "one/attainment.svg").exists()
     tables = [line for line in text.splitlines() if line.startswith("|") or line.endswith("|")]
     assert all(line.startswith("|") and line.endswith("|") for line in tables)

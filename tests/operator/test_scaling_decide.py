@@ -32,8 +32,21 @@ from headrace.testing.scaling_world import (
         pytest.param(Gauge(2, 1.1, 4), ready(1), (2, Reason.QUEUE_AGE), id="six requests need two times four slots"),
         pytest.param(Gauge(5, 1.1, 4), ready(1), (2, Reason.QUEUE_AGE), id="nine would need three, at most double"),
         pytest.param(Gauge(5, 1.1, 8), ready(2), (4, Reason.QUEUE_AGE), id="thirteen need four"),
-        pytest.param(Gauge(9, 9.0, 4), ready(1, current=3, pending=2), (4, Reason.QUEUE_AGE), id="pending is supply"),
-        pytest.param(Gauge(5, 9.0, 4), ready(1, current=3, pending=2), (3, Reason.STEADY), id="pending suffices"),
+        pytest.param(
+            Gauge(9, 9.0, 4),
+            ready(1, current=3, pending=2, changed_at=T0 + 20),
+            (4, Reason.QUEUE_AGE),
+            id="pending is supply",
+        ),
+        pytest.param(
+            Gauge(5, 9.0, 4),
+            ready(1, current=3, pending=2, changed_at=T0 + 20),
+            (3, Reason.STEADY),
+            id="pending suffices",
+        ),
+        pytest.param(
+            Gauge(5, 9.0, 4), ready(1, current=3, pending=2), (4, Reason.QUEUE_AGE), id="pending for too long is none"
+        ),
         pytest.param(Gauge(90, 9.0, 32), ready(8), (8, Reason.MAX_REPLICAS), id="at the most"),
         pytest.param(Gauge(90, 9.0, 28), ready(7), (8, Reason.QUEUE_AGE), id="up to the most"),
         pytest.param(Gauge(5, 9.0), ready(1, ready=0, pending=1), (1, Reason.STEADY), id="starting: four rounds"),

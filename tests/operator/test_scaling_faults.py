@@ -185,6 +185,54 @@ def test_no_fault_of_an_input_scales_down_what_is_needed(need: str, name: str, k
         assert reasons <= {Reason.INCOMPLETE, Reason.STALE, Reason.NO_DATA}, (name, kind, reasons)
 
 
+def learned(seconds: int = 240) -> tuple[World, Gauge]:
+    """Three replicas of four slots that are known to take 4 requests/s each, under 10 requests/s."""
+    seen = world(min_replicas=1)
+    seen.engines, seen.last_request = 3, 0.5
+    count = 0
+    gauge = Gauge()
+    for _ in range(seconds):
+        count += 10
+        gauge = Gauge(in_flight=10, good=count, offered=count, admitted=count)
+        seen.run(1, gauge)
+    return seen, gauge
+
+
+def test_the_world_of_known_capacity_is_one() -> None:
+    seen, _ = learned()
+    d = seen.decide(ready(3))
+    assert answer(d) == (3, Reason.STEADY)
+    assert d.inputs["capacityPerReplica"] == pytest.approx(4.0, rel=0.05)
+    assert next(c for c in d.candidates if c.name == "forecast").replicas == 3
+
+
+@pytest.mark.parametrize("kind", [*VALUES, "stale", "duplicated"])
+@pytest.mark.parametrize("name", list(INPUTS))
+def test_no_fault_of_an_input_scales_down_where_the_capacity_is_known(name: str, kind: str) -> None:
+    """Each input is broken for half a minute under a load that goes on; then all is well again."""
+    seen, gauge = learned()
+    memory, reasons, counts = Memory(), set(), gauge.good
+    for second in range(60):
+        seen.now += 1
+        counts += 10
+        faulty = Gauge(in_flight=10, good=counts, offered=counts, admitted=counts)
+        broken = second < 30
+        if broken and kind in VALUES:
+            INPUTS[name](seen, VALUES[kind], faulty)
+        elif not broken:
+            seen.engine, seen.uptime, seen.last_request = {}, 100_000.0, 0.5
+        state = seen.state({"interactive": faulty, "batch": Gauge()})
+        report = GatewayReport("gw", seen.now - (60 if broken and kind == "stale" else 0), state)
+        seen.window.add(merge([report] * (3 if kind == "duplicated" else 1), seen.now, [KEY])[KEY])
+        d = seen.decide(ready(3), memory)
+        memory = d.memory
+        assert d.replicas == 3, d.message
+        assert memory.price < 300.0 and math.isfinite(memory.price)
+        reasons.add(d.reason)
+    unusable = {Reason.INCOMPLETE, Reason.STALE, Reason.NO_DATA, Reason.WARMING_UP, Reason.STEADY, Reason.COOLDOWN}
+    assert reasons <= unusable, (name, kind, reasons)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     list(itertools.product(("cold_start_s", "changed_at"), (math.nan, math.inf, -1.0, 1e300)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.scaling.signals import Goodput, goodput, queue_ages
@@ -21,7 +21,7 @@ from headrace.scaling.types import (
     Policy,
     Sample,
 )
-from headrace.scaling.window import MOST_PEAKS, Peaks, Window, WindowState
+from headrace.scaling.window import FLOW_S, MOST_FLOWS, MOST_PEAKS, Flow, Flows, Peaks, Window, WindowState
 
 POLICY = Policy(
     min_replicas=0,
@@ -141,8 +141,19 @@ def test_a_counter_that_goes_back_is_a_fault_and_not_negative_goodput() -> None:
     assert made.latest is not None
     assert [f.kind for f in made.latest.faults] == [FaultKind.WENT_BACK]
     assert percent(made, 101.0) is None
-    made.add(sample(102.0, good=5, offered=21))
-    assert goodput(POLICY, made, 102.0)["interactive"] == Goodput(good=1, offered=1)
+    made.add(sample(102.0, good=12, offered=22))
+    assert made.latest.complete
+    assert goodput(POLICY, made, 102.0)["interactive"] == Goodput(good=2, offered=12), "a dip that is over"
+
+
+def test_counters_that_stay_back_are_believed_after_a_minute() -> None:
+    made = window(sample(100.0, good=1000, offered=1000))
+    for second in range(1, 63):
+        made.add(sample(100.0 + second, good=second, offered=second))
+        assert made.latest is not None and not made.latest.complete
+    made.add(sample(163.0, good=65, offered=66))
+    assert made.latest.complete
+    assert goodput(POLICY, made, 163.0)["interactive"] == Goodput(good=3, offered=4)
 
 
 def test_counters_that_could_not_be_read_once_are_not_counted_from_nothing() -> None:
@@ -209,3 +220,32 @@ def test_a_window_is_stored_and_read_back() -> None:
     for each in (made, again):
         each.add(sample(102.5, good=5, offered=9))
     assert again.state() == made.state()
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.1, 40), st.sampled_from("ab"), st.integers(0, 9)), max_size=60), st.floats(0, 400)
+)
+def test_flows_since_a_moment_are_the_sum_of_those_after_it(steps: list[tuple[float, str, int]], span: float) -> None:
+    flows, plain, at = Flows(), [], 0.0
+    for passed, name, good in steps:
+        at += passed
+        plain.append(Flow(at, {name: Counters(good=good, offered=good + 1)}))
+        flows.add(plain[-1])
+    kept = [f for f in plain if f.at >= at - FLOW_S]
+    assert list(flows) == kept
+    for source in (flows, Flows(kept)):
+        found = source.since(at - span)
+        for name in "ab":
+            mine = [f.classes[name] for f in kept if f.at > at - span and name in f.classes]
+            assert found.get(name, Counters()).good == sum(c.good for c in mine)
+            assert found.get(name, Counters()).offered == sum(c.offered for c in mine)
+
+
+def test_flows_are_bounded_and_still_right() -> None:
+    flows = Flows()
+    for n in range(5 * MOST_FLOWS):
+        flows.add(Flow(n * 0.01, {"a": Counters(good=1)}))
+    assert len(list(flows)) == MOST_FLOWS
+    assert flows.since(-1.0)["a"].good == MOST_FLOWS
+    assert flows.since((5 * MOST_FLOWS - 11) * 0.01)["a"].good == 10

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from headrace.bench.cells import Grid, Row
 from headrace.bench.readers import TraceError, read
 from headrace.bench.trace import Lengths, Series, Trace
 
+RESULTS, COMMANDS, RESUME = "results.json", "commands.txt", "--resume"
 LENGTHS = "azure_llm_2023_conv"  # whose lengths rate-only series get
 
 
@@ -30,19 +31,23 @@ class Options:
     seed: int = 1
     jobs: int = 1
     check: bool = False  # the winners by discrete events, too
+    kept: tuple[Row, ...] = ()  # of earlier runs: other policies' rows are not made again, other cells' stay
 
 
 def run(options: Options) -> list[Row]:
-    """Every cell of every trace. Raises TraceError, OSError."""
+    """Every cell of every trace, and the kept rows of other cells. Raises TraceError, OSError."""
     names = options.traces or tuple(packed.names())
     usable = [name for name in names if not isinstance(source(name), Lengths)]
     for name in sorted(set(names) - set(usable)):
         print(f"{name}: lengths without arrivals, left out", file=sys.stderr)
     work = [(name, options) for name in usable]
     if options.jobs <= 1 or len(work) <= 1:
-        return [row for item in work for row in _one(item)]
-    with ProcessPoolExecutor(options.jobs) as pool:
-        return [row for rows in pool.map(_one, work) for row in rows]
+        rows = [row for item in work for row in _one(item)]
+    else:
+        with ProcessPoolExecutor(options.jobs) as pool:
+            rows = [row for found in pool.map(_one, work) for row in found]
+    made = {(row.trace, row.cold_start) for row in rows}
+    return [row for row in options.kept if (row.trace, row.cold_start) not in made] + rows
 
 
 def source(name: str) -> Trace | Series | Lengths:
@@ -65,18 +70,30 @@ def _one(item: tuple[str, Options]) -> list[Row]:
     if isinstance(lengths, Series):
         raise TraceError(f"{LENGTHS}: holds no lengths")
     part = found.first(options.fraction)
+    if options.fraction < 1:
+        part = replace(part, name=f"{part.name}@{options.fraction:g}")
     workload = demand.build(part, lengths, engine, options.seed)
-    rows = cells.run(workload, engine, options.grid)
+    rows = cells.run(workload, engine, options.grid, options.kept)
     if options.check and rows:
         trace, _ = demand.requests(part, lengths, engine, options.seed)
         rows.extend(check.run(trace, engine, rows, options.seed))
     return rows
 
 
+def kept(folder: Path) -> tuple[Row, ...]:
+    """The rows of earlier runs into a folder. Raises OSError, msgspec.DecodeError."""
+    path = folder / RESULTS
+    return tuple(msgspec.json.decode(path.read_bytes(), type=list[Row])) if path.exists() else ()
+
+
 def write(rows: Sequence[Row], folder: Path, command: str) -> Path:
-    """Write results.json and report.md; the report's path."""
+    """Write results.json and report.md; the report's path. The report tells all commands of one set of results."""
     folder.mkdir(parents=True, exist_ok=True)
+    log = folder / COMMANDS
+    earlier = log.read_text().splitlines() if log.exists() and RESUME in command else []
+    commands = [*(line for line in earlier if line != command), command]
+    log.write_text("\n".join(commands) + "\n")
     plain = msgspec.to_builtins(list(rows))
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in plain)
-    (folder / "results.json").write_text(f"[\n{lines}\n]\n")
-    return report.write(rows, folder, command)
+    (folder / RESULTS).write_text(f"[\n{lines}\n]\n")
+    return report.write(rows, folder, commands)

@@ -79,8 +79,8 @@ def slos(demand: Demand) -> tuple[Slo, Slo]:
     )
 
 
-def run(demand: Demand, profile: Profile, grid: Grid) -> list[Row]:
-    """Every policy in every cell of one demand."""
+def run(demand: Demand, profile: Profile, grid: Grid, known: Sequence[Row] = ()) -> list[Row]:
+    """Every policy in every cell of one demand. Other policies' rows are taken from `known` where it has all cells."""
     cells = [
         Cell(demand.name, cold, slo)
         for cold in grid.cold_starts
@@ -96,6 +96,13 @@ def run(demand: Demand, profile: Profile, grid: Grid) -> list[Row]:
     progress.say("headrace")
     tables = [_Result(cell, i, production.NAME, {}, False, fleets) for i, cell in enumerate(cells)]
     frontiers: list[list[tuple[float, float]]] = [[] for _ in cells]
+    kept = [[row for row in known if _is_other(row, cell)] for cell in cells]
+    if all(kept):
+        points = [[(row.attainment, row.replica_seconds) for row in rows] for rows in kept]
+        ours = zip(tables, kept, points, strict=True)
+        return [_row(entry, rows[0].oracle_replica_seconds, near) for entry, rows, near in ours] + [
+            row for rows in kept for row in rows
+        ]
     if grid.baselines:
         for rule in BASELINES:
             tables.extend(_baseline(rule, demand, profile, (cells, lanes, frontiers)))
@@ -104,6 +111,12 @@ def run(demand: Demand, profile: Profile, grid: Grid) -> list[Row]:
     progress.say("oracle")
     by_cell = {cell: (oracle, frontier) for cell, oracle, frontier in zip(cells, oracles, frontiers, strict=True)}
     return [_row(entry, *by_cell[entry.cell]) for entry in tables]
+
+
+def _is_other(row: Row, cell: Cell) -> bool:
+    """A row of another policy in this cell, on the fluid model."""
+    same = (row.trace, row.cold_start, row.slo) == (cell.trace, cell.cold_start_s, cell.slo.name)
+    return same and row.model == "fluid" and row.policy != production.NAME
 
 
 @dataclass(frozen=True)

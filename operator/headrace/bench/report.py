@@ -11,7 +11,11 @@ from headrace.bench.verdict import Summary, Verdict, verdicts
 
 HEAD = """# Autoscaling: the production controller against other autoscalers, and against perfect foresight
 
-Made by `{command}`.
+Made by
+
+```
+{commands}
+```
 
 A request is good if it meets its class's targets of time to first token and of time per output token; shed requests
 are not good. `attainment` = good / offered. `x oracle` = replica-seconds over a lower bound that knows the future
@@ -21,10 +25,15 @@ the cheapest setting that meets the objective, or where none does the one that a
 """
 
 
-def write(rows: Sequence[Row], folder: Path, command: str) -> Path:
+def write(rows: Sequence[Row], folder: Path, commands: Sequence[str]) -> Path:
     """Write report.md and its plots into a folder; the report's path."""
     cells = verdicts(rows)
-    text = [HEAD.format(command=command), _summary(Summary.of(cells)), *_plots(cells, folder), _table(cells)]
+    text = [
+        HEAD.format(commands="\n".join(commands)),
+        _summary(Summary.of(cells)),
+        *_plots(cells, folder),
+        _table(cells),
+    ]
     text += [_unreachable(cells), _checked(rows), _details([row for row in rows if row.model == "fluid"])]
     path = folder / "report.md"
     path.write_text("\n".join(part for part in text if part))

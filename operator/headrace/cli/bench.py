@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def register(commands: Any) -> None:
     add("--jobs", type=int, default=1, metavar="N", help="traces at one time")
     add("--seed", type=int, default=1, metavar="N", help="of everything random")
     add("--check", action="store_true", help="replay the winners by discrete events, too")
+    add("--resume", action="store_true", help="keep what DIR/results.json has: only the controller is run anew")
     add("--output", type=Path, required=True, metavar="DIR")
     scaling.set_defaults(run=run)
     fit = kinds.add_parser(
@@ -85,8 +87,10 @@ def _autoscaling(arguments: argparse.Namespace) -> int:
         check=arguments.check,
     )
     try:
+        if arguments.resume:
+            options = replace(options, kept=autoscaling.kept(arguments.output))
         rows = autoscaling.run(options)
-    except (TraceError, OSError) as error:
+    except (TraceError, OSError, ValueError) as error:
         raise UsageError(str(error)) from error
     if not rows:
         raise UsageError("no trace is long enough for any of the cold starts")
@@ -112,5 +116,10 @@ def _command(arguments: argparse.Namespace) -> str:
         parts += ["--trace", Path(name).name]
     parts += ["--cold-start", arguments.cold_start, "--profile", arguments.profile]
     parts += ["--fraction", f"{arguments.fraction:g}", "--seed", str(arguments.seed)]
-    parts += [*(["--check"] if arguments.check else []), "--output", arguments.output.name]
+    parts += [
+        *(["--check"] if arguments.check else []),
+        *(["--resume"] if arguments.resume else []),
+        "--output",
+        arguments.output.name,
+    ]
     return shlex.join(parts)

@@ -6,9 +6,10 @@ import math
 
 from headrace.scaling.context import Context
 from headrace.scaling.load import BIN_S
-from headrace.scaling.rehearsal import forecast, replicas
+from headrace.scaling.rehearsal import expected_rate, replicas
 from headrace.scaling.signals import queue_ages
 from headrace.scaling.types import Candidate, ClassPolicy, Sample
+from headrace.scaling.window import RECENT_S
 
 FLOOR, FORECAST, QUEUE_AGE, GOODPUT, FROM_ZERO = "floor", "forecast", "queueAge", "goodput", "fromZero"
 CURRENT, DOWN, TO_ZERO, ROOM = "current", "down", "toZero", "room"
@@ -16,8 +17,9 @@ CURRENT, DOWN, TO_ZERO, ROOM = "current", "down", "toZero", "room"
 SLOPE_S = 10.0  # span over which the growth of the queue age is measured
 AHEAD_S = 5.0  # how far ahead that growth is followed
 SETTLE_S = 5.0  # a queue must have aged so long, beside free slots, before one more replica is tried
-SUSTAINED_S = 10.0  # over which load is what goes on, not a burst, where the objective is missed
-SPARE_S = 60.0  # the same while it is met: a few late requests are allowed
+SUSTAINED_S = 10.0  # over which load is what goes on, not a burst, at least
+PRESENT_S = 60.0  # over which the load is what there is at present
+SHORT_COLD_S = 30.0  # with a shorter cold start new replicas save what waits now
 COLD_ROUNDS = 4  # times that a starting replica may turn over its slots before the queue is worth another
 FULL_PERCENT = 80  # of the slots in use, from where the batch itself may be what makes requests late
 
@@ -46,9 +48,11 @@ def expected(context: Context) -> Candidate:
                          else "no cold start was measured yet")  # fmt: skip
     if not arrivals:
         return Candidate(FORECAST, None, "no load was seen yet")
-    rate = forecast(arrivals, context.setting, plant.cold_start_s)[-1]
-    wanted = replicas(rate, context.setting, plant.capacity)
-    return Candidate(FORECAST, wanted, f"{rate:.3g} requests/s ({context.setting}); {each.detail}")
+    setting = context.choice.setting
+    rate = expected_rate(arrivals, setting, plant.cold_start_s)
+    wanted = replicas(rate, setting, plant.capacity)
+    text = f"{rate:.3g} requests/s ({setting}); {each.detail}"
+    return Candidate(FORECAST, wanted + context.stuck, text + _stuck(context))
 
 
 def current(context: Context) -> Candidate:
@@ -83,13 +87,16 @@ def queue_age(context: Context) -> Candidate:
     queued = sum(c.queued for c in sample.classes if c.name in counted)
     slots = context.policy.max_sequences
     text = f"waiting too long: {_ages(context, breached)}; {queued} queued and {sample.in_flight} in flight"
+    foreseen = context.choice.late
+    if context.plant is not None and foreseen is not None and context.overspent is None:
+        return Candidate(QUEUE_AGE, None, f"{text}; no more of late than may be, forecast foresaw {foreseen:.1%}")
     if context.replicas.ready <= 0:
         wanted = math.ceil(queued / (slots * COLD_ROUNDS))
         text += f" while none of {now} is ready, {COLD_ROUNDS} rounds of {slots} slots each"
     else:
         wanted, why = _for_queue(context, sample, queued)
-        text += why
-        if wanted <= now and not context.spare and _stuck_beside_slots(context, breached):
+        wanted, text = wanted + context.stuck, text + why + _stuck(context)
+        if wanted <= now and _stuck_beside_slots(context, breached):
             wanted = now + 1
             text += f"; slots alone do not explain it for {SETTLE_S:.0f} s, so one more"
     return Candidate(QUEUE_AGE, max(now, wanted), text)
@@ -104,7 +111,10 @@ def low_goodput(context: Context) -> Candidate:
     if low is None:
         return Candidate(GOODPUT, None, _goodputs(context))
     item, seen, percent = low
-    text = f"{item.name}: {percent} % of {seen.offered} offered were good, the objective is {item.objective_percent} %"
+    fine = "good" if context.plant is None else "good or shed"
+    text = (
+        f"{item.name}: {percent} % of {seen.offered} offered were {fine}, the objective is {item.objective_percent} %"
+    )
     slots = max(0, replicas.ready) * context.policy.max_sequences
     use = _slot_use(context, slots)
     if slots == 0 or use < FULL_PERCENT:
@@ -155,9 +165,7 @@ def down(context: Context) -> Candidate:
     if not known >= settle:
         return Candidate(DOWN, None, f"demand is known for {known:.0f} of {settle:.0f} s")
     if context.plant is not None:
-        wanted = expected(context)
-        fits = wanted.replicas is not None and wanted.replicas <= fewer
-        return Candidate(DOWN, fewer if fits else None, f"forecast: {wanted.detail}")
+        return _down_by_forecast(context, fewer, context.plant.capacity)
     peak = context.window.peak_demand(context.now - settle)
     serving = min(fewer, replicas.ready)
     slots = serving * policy.max_sequences
@@ -166,6 +174,16 @@ def down(context: Context) -> Candidate:
     if 100 * peak > policy.down_load_percent * slots:
         return Candidate(DOWN, None, f"{text} would not hold them")
     return Candidate(DOWN, fewer, f"{text} suffice")
+
+
+def _down_by_forecast(context: Context, fewer: int, capacity: float) -> Candidate:
+    """What is expected takes no more, and what there is at present fits into what would be left."""
+    wanted = expected(context)
+    recent = context.arrivals[-round(PRESENT_S / BIN_S) :]
+    load = sum(recent) / max(1, len(recent))
+    text = f"forecast: {wanted.detail}; {load:.3g} requests/s at present, {fewer} take {fewer * capacity:.3g}"
+    fits = wanted.replicas is not None and wanted.replicas <= fewer and load <= fewer * capacity
+    return Candidate(DOWN, fewer if fits else None, text)
 
 
 def to_zero(context: Context) -> Candidate:
@@ -194,24 +212,36 @@ def to_zero(context: Context) -> Candidate:
 def _for_queue(context: Context, sample: Sample, queued: int) -> tuple[int, str]:
     """How many replicas serve what waits: by what a replica takes where that is known, else by slots.
 
-    What waits now is late before a new replica serves it, so it counts over a cold start, beside the load that goes on;
-    while the objective is met, the load that goes on is enough.
+    What waits now is late before a new replica serves it, so it counts over a cold start, beside the load that goes on.
     """
     slots, plant = context.policy.max_sequences, context.plant
-    arrivals = context.arrivals[-round((SPARE_S if context.spare else SUSTAINED_S) / BIN_S) :]
+    arrivals = context.arrivals[-round(_sustained_s(context) / BIN_S) :]
     if plant is None or not arrivals:
-        wanted = math.ceil((queued + sample.in_flight) / slots)
+        load: float = queued + sample.in_flight
+        if (context.replicas.cold_start_s or 0.0) > SHORT_COLD_S:
+            load = min(load, context.window.mean_demand(context.now - SUSTAINED_S))
+        wanted = math.ceil(load / slots)
         return wanted, f" need {wanted} × {slots} slots"
-    backlog = 0.0 if context.spare else queued / max(plant.cold_start_s, 1.0)
-    rate = sum(arrivals) / len(arrivals) + backlog
+    rate = sum(arrivals) / len(arrivals) + queued / max(plant.cold_start_s, 1.0)
     wanted = math.ceil(rate / plant.capacity)
     return wanted, f", {rate:.3g} requests/s to serve need {wanted} replicas of {plant.capacity:.3g} requests/s"
+
+
+def _stuck(context: Context) -> str:
+    return f"; beside {context.stuck} that did not start in two cold starts" if context.stuck else ""
+
+
+def _sustained_s(context: Context) -> float:
+    """Seconds over which load is what goes on, and no burst that is over before a new replica starts."""
+    cold = context.replicas.cold_start_s
+    return min(max(SUSTAINED_S, cold / 2), RECENT_S) if cold is not None and math.isfinite(cold) else SUSTAINED_S
 
 
 def _busy(context: Context, sample: Sample) -> str | None:
     """What forbids a step down at this moment."""
     replicas = context.replicas
-    if sample.queued or sample.waiting:
+    aged = any(context.ages.get(c.name, 0.0) > c.max_queue_age_s / 2 for c in context.policy.classes)
+    if (sample.queued or sample.waiting) and (aged or context.plant is None):
         return f"{sample.queued} queued, {sample.waiting} waiting in engines"
     stuck = context.since_change >= context.policy.stuck_after_s and replicas.ready > 0
     if replicas.unschedulable > 0 or (not stuck and (replicas.pending > 0 or replicas.ready < replicas.current)):
@@ -251,10 +281,7 @@ def _stuck_beside_slots(context: Context, breached: list[ClassPolicy]) -> bool:
 
 def _slot_use(context: Context, slots: int) -> int:
     """Mean share of the slots in use over the recent samples, in percent."""
-    recent = context.window.recent
-    if not slots or not recent:
-        return 0
-    return round(100 * sum(s.in_flight for s in recent) / len(recent) / slots)
+    return round(100 * context.window.mean_in_flight() / slots) if slots else 0
 
 
 def _ages(context: Context, only: list[ClassPolicy] | None = None) -> str:

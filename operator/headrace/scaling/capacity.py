@@ -13,14 +13,29 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headrace.scaling.load import Block
-
 LEAST_SHARE = 0.4  # of the slots that must have been in use, on the mean over a block, before capacity is known
 LEAST_REQUESTS = 200
-LEAST_BLOCKS = 4
-FADE = 0.94  # weight of a block against the next one: half after five minutes or so
+LEAST_BLOCKS = 2
+FADE = 0.97  # weight of a block against the next one: half after eleven minutes or so
 NEAR = 0.8  # of the busiest block: what was served then is served again
+RECENT = 20  # blocks that show how full a replica gets
+FITTED_S = 1000.0  # replica-seconds of saturation that weigh as much as the fit
+FULL = 0.6  # of the most requests in flight in a replica, on the mean over a block
 SATURATED = 0.9  # of a block with something waiting: replicas took all they could
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Service over half a minute. Means per replica are sums divided by `replica_s`."""
+
+    at: float  # unix seconds, end
+    replica_s: float  # seconds of replicas that served
+    request_s: float  # seconds of requests in flight
+    admitted: float  # requests that began
+    queued_s: float  # seconds in which something waited for a replica
+    span_s: float
+    full_replica_s: float = 0.0  # seconds of replicas while something waited all the time
+    full_request_s: float = 0.0  # the same of requests in flight
+    full_admitted: float = 0.0  # requests that began then
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -47,7 +62,21 @@ def capacity(blocks: Sequence[Block], slots: int) -> Capacity:
     served = began / sum(b.replica_s for b in near)
     free = full * began / sum(b.request_s for b in near)  # if company cost nothing
     rate = min(max(rate, min(served, free)), max(served, free))
+    weight, seen = _saturated(used, busiest)
+    rate = (FITTED_S * rate + weight * seen) / (FITTED_S + weight)
     return Capacity(rate, f"a replica takes {rate:.3g} requests/s with {full:.0f} slots in use")
+
+
+def _saturated(blocks: Sequence[Block], busiest: float) -> tuple[float, float]:
+    """(weight in replica-seconds, requests/s of a replica) of the times in which something waited all the time and
+    slots were about as full as they get: then replicas took all that they could."""
+    weight = rate = 0.0
+    fade = 1.0
+    for block in reversed(blocks):
+        if block.full_request_s >= FULL * busiest * block.full_replica_s > 0:
+            weight, rate = weight + fade * block.full_replica_s, rate + fade * block.full_admitted
+        fade *= FADE
+    return weight, rate / weight if weight > 0 else 0.0
 
 
 def _fit(blocks: Sequence[Block]) -> tuple[float, float]:
@@ -68,5 +97,5 @@ def _fit(blocks: Sequence[Block]) -> tuple[float, float]:
 
 def _full(blocks: Sequence[Block], slots: int) -> float:
     """Requests in a replica that is full: its slots, or fewer where pages or prefill bind first."""
-    full = [b.request_s / b.replica_s for b in blocks[-20:] if b.queued_s >= SATURATED * b.span_s]
+    full = [b.request_s / b.replica_s for b in blocks[-RECENT:] if b.queued_s >= SATURATED * b.span_s]
     return min(float(slots), sum(full) / len(full)) if len(full) >= LEAST_BLOCKS else float(slots)

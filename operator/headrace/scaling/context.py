@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from headrace.scaling.capacity import Capacity, capacity
-from headrace.scaling.rehearsal import Plant, Setting, choose
+from headrace.scaling.budget import Spending, bad, price_after
+from headrace.scaling.capacity import Capacity
+from headrace.scaling.rehearsal import Choice, Plant, choose
 from headrace.scaling.signals import Goodput, goodput, queue_ages
 from headrace.scaling.types import ClassPolicy, Memory, Policy, Replicas, Sample
 from headrace.scaling.window import FLOW_S, Window
 
 CHOOSE_S = 60.0  # between two choices of the way to forecast
+WORSE = 2.0  # times what was foreseen, from where the forecast is not trusted alone
+STUCK_COLD_STARTS = 2.0  # after which a replica that is not ready is not counted on
 MOST_REPLICAS = 1_000_000
 MOST_SECONDS = 86_400.0
 
@@ -59,7 +62,7 @@ class Context:
     @cached_property
     def capacity(self) -> Capacity:
         """What one replica takes."""
-        return capacity(self.window.load.blocks(), self.policy.max_sequences)
+        return self.window.load.capacity(self.policy.max_sequences)
 
     @cached_property
     def arrivals(self) -> list[float]:
@@ -76,16 +79,21 @@ class Context:
         return Plant(each * self.memory.fill, cold, min(c.ttft_s for c in classes), late)
 
     @cached_property
-    def spare(self) -> bool:
-        """True where it is known what a replica takes and all classes have met their objective of late."""
-        if self.plant is None:
-            return False
-        seen = goodput(self.policy, self.window, self.now, FLOW_S)
-        return all(
-            (percent := seen[c.name].percent) is not None and percent >= c.objective_percent
-            for c in self.policy.classes
-            if seen[c.name].offered or len(self.policy.classes) == 1
-        )
+    def overspent(self) -> str | None:
+        """Which class has had more late requests of late than it may, and than the forecast foresaw; None: no class."""
+        foreseen = self.choice.late or 0.0
+        for item in self.policy.classes:
+            seen = self.lately[item.name]
+            late = 1 - item.objective_percent / 100
+            most = min(max(late, WORSE * foreseen), WORSE * late)
+            if seen.offered >= self.policy.goodput_min_offered and bad(seen) > most * seen.offered:
+                return f"{item.name} missed {100 * bad(seen) / seen.offered:.0f} % of late, {100 * most:.0f} % may be"
+        return None
+
+    @cached_property
+    def lately(self) -> dict[str, Goodput]:
+        """Goodput by class over five minutes."""
+        return goodput(self.policy, self.window, self.now, FLOW_S)
 
     @property
     def chooses(self) -> bool:
@@ -94,16 +102,32 @@ class Context:
         return self.plant is not None and (at is None or not 0 <= self.now - at < CHOOSE_S)
 
     @cached_property
-    def setting(self) -> Setting:
+    def price(self) -> float:
+        """Of a late request; a new one whenever a way to forecast is chosen."""
+        if not self.chooses or self.memory.chosen_at is None:
+            return self.memory.price
+        minute = goodput(self.policy, self.window, self.now, CHOOSE_S)
+        seen_s = min(FLOW_S, self.now - (self.window.first_at or self.now))
+        spent = [
+            Spending(1 - c.objective_percent / 100, minute[c.name], self.lately[c.name], seen_s / CHOOSE_S)
+            for c in self.policy.classes
+            if minute[c.name].offered
+        ]
+        return price_after(self.memory.price, spent, self.window.load.waited)
+
+    @cached_property
+    def choice(self) -> Choice:
         """The way to forecast."""
-        present = self.memory.setting or Setting()
-        return choose(self.arrivals, self.plant, present) if self.plant is not None and self.chooses else present
+        present = self.memory.choice
+        if self.plant is None or not self.chooses:
+            return present
+        return choose(self.arrivals, self.plant, present, self.price)
 
     @property
     def settle_s(self) -> float:
         """Seconds for which fewer replicas must have sufficed: what was learned, else not less than a cold start."""
-        if self.plant is not None:
-            return self.setting.hold_s
+        if self.plant is not None and self.choice.late is not None:
+            return self.choice.setting.hold_s
         return max(self.policy.down_after_s, self.replicas.cold_start_s or 0.0)
 
     @property
@@ -118,13 +142,25 @@ class Context:
         """Seconds since the number of replicas changed; infinite if nobody knows."""
         return math.inf if self.replicas.changed_at is None else max(0.0, self.now - self.replicas.changed_at)
 
+    @property
+    def stuck(self) -> int:
+        """Replicas that are no supply any more, as they should have been ready twice over. No more than are ready, so
+        that what keeps all of them from starting does not ask for ever more."""
+        replicas, cold = self.replicas, self.replicas.cold_start_s
+        if cold is None or math.isinf(self.since_change) or not self.since_change > max(STUCK_COLD_STARTS * cold, 1.0):
+            return 0
+        return max(0, min(replicas.pending - replicas.unschedulable, replicas.ready))
+
     def low_goodput(self) -> Iterator[tuple[ClassPolicy, Goodput, int]]:
-        """Classes whose goodput is known and below the objective."""
+        """Classes whose goodput is known and below the objective, and the percentage. Once it is known what a replica
+        takes, requests that were shed are no reason: they are in the price that the forecast is chosen by."""
         for item in self.policy.classes:
             seen = self.goodput[item.name]
-            percent = seen.percent
-            enough = seen.offered >= self.policy.goodput_min_offered
-            if enough and percent is not None and percent < item.objective_percent:
+            if seen.offered < max(1, self.policy.goodput_min_offered):
+                continue
+            fine = min(seen.offered, seen.good + (0 if self.plant is None else seen.shed))
+            percent = 100 * fine // seen.offered
+            if percent < item.objective_percent:
                 yield item, seen, percent
 
 

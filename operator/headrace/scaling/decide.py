@@ -192,7 +192,7 @@ def _remember(context: Context, replicas: int, winner: Candidate) -> Memory:
     memory, now, current = context.memory, context.now, context.replicas.current
     if context.chooses:
         fill = min(1.0, memory.fill * _FILL_AGAIN)
-        memory = msgspec.structs.replace(memory, setting=context.setting, chosen_at=now, fill=fill)
+        memory = msgspec.structs.replace(memory, choice=context.choice, price=context.price, chosen_at=now, fill=fill)
     if winner.name == ROOM and replicas < current:
         tries = 1 if memory.refused is None else memory.refused.tries + 1
         wait = min(context.policy.retry_growth_max_s, context.policy.retry_growth_s * 2.0 ** min(tries - 1, 16))
@@ -222,6 +222,7 @@ def _inputs(context: Context) -> dict[str, int | float | str | None]:
         "slotsPerReplica": context.policy.max_sequences,
         "missing": context.missing,
         "capacityPerReplica": None if context.plant is None else context.plant.capacity,
+        "latePrice": context.price,
     }
     if implausible(replicas, context.now) is None:
         figures["coldStartSeconds"] = replicas.cold_start_s

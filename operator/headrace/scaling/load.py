@@ -9,22 +9,13 @@ from collections import deque
 
 import msgspec
 
+from headrace.scaling.capacity import Block, Capacity, capacity
+
 BIN_S = 5.0
 BINS = 360
 BLOCK_S = 30.0
 BLOCKS = 60
 HOLE_S = 60.0  # after a longer one the history begins anew
-
-
-class Block(msgspec.Struct, frozen=True):
-    """Service over half a minute. Means per replica are sums divided by `replica_s`."""
-
-    at: float  # unix seconds, end
-    replica_s: float  # seconds of replicas that served
-    request_s: float  # seconds of requests in flight
-    admitted: float  # requests that began
-    queued_s: float  # seconds in which something waited for a replica
-    span_s: float
 
 
 class LoadState(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,13 +26,16 @@ class LoadState(msgspec.Struct, frozen=True, kw_only=True):
     at: float | None = None
     open: Block | None = None
     blocks: tuple[Block, ...] = ()
+    queued: int = 0  # requests that waited at the last sample
+    carried: tuple[float, float] = (0.0, 0.0)  # that left the queue and that began, and are not yet counted
+    known: tuple[int, float] | None = None  # slots, requests/s that a replica was last known to take
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What one sample adds: counts since the sample before, gauges at its time."""
+    """What one whole sample adds: counts since the sample before, gauges at its time."""
 
     at: float
-    arrived: float
+    left: float  # requests that left the queue: began, or were shed
     admitted: float
     replicas: int
     in_flight: int
@@ -58,16 +52,28 @@ class Load:
         self._at = state.at
         self._open = state.open
         self._blocks: deque[Block] = deque(state.blocks, maxlen=BLOCKS)
+        self._queued = state.queued
+        self._carried = state.carried
+        self._known = state.known
+        self._learned: tuple[int, Capacity] | None = None  # slots, what the blocks say
 
     def add(self, seen: Seen) -> None:
         """Spread what arrived since the sample before over the time between."""
         before, self._at = self._at, seen.at
+        grown, self._queued = seen.queued - self._queued, seen.queued
+        waited = seen.queued > 0 and seen.queued > grown
+        left, admitted = seen.left + self._carried[0], seen.admitted + self._carried[1]
+        self._carried = (0.0, 0.0)
         if before is None or not 0 < seen.at - before <= HOLE_S:
             self._first, self._open = None, None
             self._bins.clear()
             return
-        self._arrive(before, seen.at, seen.arrived)
-        self._serve(before, seen)
+        self._arrive(before, seen.at, max(0.0, left + grown))
+        self._serve(before, msgspec.structs.replace(seen, admitted=admitted), waited)
+
+    def carry(self, left: float, admitted: float) -> None:
+        """What an incomplete sample knows is counted with the next whole one, over the time until then."""
+        self._carried = (self._carried[0] + left, self._carried[1] + admitted)
 
     def arrivals(self, now: float) -> list[float]:
         """Requests/s in each whole bin, oldest first; the last ends at or before `now`."""
@@ -76,14 +82,35 @@ class Load:
         whole = min(len(self._bins), int(now // BIN_S) - self._first)
         return [count / BIN_S for count in list(self._bins)[: max(0, whole)]]
 
-    def blocks(self) -> tuple[Block, ...]:
-        """Service, oldest first."""
-        return tuple(self._blocks)
+    def capacity(self, slots: int) -> Capacity:
+        """What a replica with so many slots takes; what was known last, where the last half hour does not show it."""
+        if self._learned is None or self._learned[0] != slots:
+            found = capacity(tuple(self._blocks), slots)
+            if found.per_second is not None:
+                self._known = (slots, found.per_second)
+            elif self._known is not None and self._known[0] == slots:
+                found = Capacity(
+                    self._known[1], f"a replica took {self._known[1]:.3g} requests/s when it was last busy"
+                )
+            self._learned = (slots, found)
+        return self._learned[1]
+
+    @property
+    def waited(self) -> bool:
+        """True where something waited for a replica in the last half-minutes."""
+        return any(b.queued_s > 0 for b in (*list(self._blocks)[-1:], *([] if self._open is None else [self._open])))
 
     def state(self) -> LoadState:
         """For storing."""
         return LoadState(
-            first=self._first, bins=tuple(self._bins), at=self._at, open=self._open, blocks=tuple(self._blocks)
+            first=self._first,
+            bins=tuple(self._bins),
+            at=self._at,
+            open=self._open,
+            blocks=tuple(self._blocks),
+            queued=self._queued,
+            carried=self._carried,
+            known=self._known,
         )
 
     def _arrive(self, begin: float, end: float, arrived: float) -> None:
@@ -100,7 +127,7 @@ class Load:
             self._bins.popleft()
             self._first += 1
 
-    def _serve(self, before: float, seen: Seen) -> None:
+    def _serve(self, before: float, seen: Seen, waited: bool) -> None:
         span, block = seen.at - before, self._open
         if block is None:
             block = Block(before, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -111,9 +138,22 @@ class Load:
             block.admitted + max(0.0, seen.admitted),
             block.queued_s + (span if seen.queued else 0.0),
             block.span_s + span,
+            *_full(block, seen, span if waited else 0.0),
         )
         self._open = block
         if block.span_s >= BLOCK_S - 1e-6:
             self._open = None
             if block.replica_s > 0:
                 self._blocks.append(block)
+                self._learned = None
+
+
+def _full(block: Block, seen: Seen, span: float) -> tuple[float, float, float]:
+    """The block's sums over the time in which something waited all the time."""
+    if span <= 0:
+        return block.full_replica_s, block.full_request_s, block.full_admitted
+    return (
+        block.full_replica_s + seen.replicas * span,
+        block.full_request_s + seen.in_flight * span,
+        block.full_admitted + max(0.0, seen.admitted),
+    )

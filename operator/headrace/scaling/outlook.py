@@ -23,7 +23,8 @@ def _up(policy: Policy, current: int) -> str:
     slots = current * policy.max_sequences
     full = f"{FULL_PERCENT} % of {slots} slots in use"
     return (
-        f"when {waits} (or will in {AHEAD_S:.0f} s at the pace at which that grows); or when a class's goodput is "
+        f"when {waits} (or will in {AHEAD_S:.0f} s at the pace at which that grows), as long as no "
+        "rehearsed forecast accounts for it; or when a class's goodput is "
         f"below its objective over {show_seconds(policy.goodput_window_s)} with {full}; or, once it is known what a "
         "replica takes, when the expected load takes more"
     )

@@ -2,8 +2,9 @@
 
 A way (`Setting`) forecasts the load as its mean over some seconds, with or without its trend, takes headroom on it, and
 keeps the largest answer of some time. Replayed with the measured cold start and the learned capacity, each has cost so
-many replica-seconds and would have let so many requests come too late. The cheapest wins; what it misses of the
-objective makes it dearer. Nothing here is tuned to a load: headroom and hold are what the last half hour asks for.
+many replica-seconds and would have let so many requests come too late. A late request has a price, which rises while
+the objective is missed and falls while it is exceeded (`budget`); the cheapest way wins. Nothing here is tuned to a
+load: headroom and hold are what the last half hour asks for.
 """
 
 from __future__ import annotations
@@ -17,22 +18,26 @@ import msgspec
 
 from headrace.scaling.load import BIN_S
 
-HEADROOMS = (0.85, 0.95, 1.05, 1.2, 1.45, 1.8)
-FORECASTS = ((10.0, False), (60.0, False), (60.0, True), (120.0, False))
-HOLDS_S = (60.0, 150.0, 300.0, 600.0)
-LEAST_S = 300.0  # of history before there is a choice
-PRICE = 30.0  # a way that misses the objective by a percentage point counts as that many percent dearer
-BETTER = 0.97  # of the present way's price, from where another takes over
+HEADROOMS = (0.75, 0.85, 0.95, 1.05, 1.2, 1.4, 1.7, 2.2)
+FORECASTS = ((10.0, False), (30.0, False), (60.0, False), (60.0, True), (120.0, False), (300.0, False))
+HOLDS_S = (60.0, 150.0, 300.0, 600.0, 1200.0)
+LEAST_S = 150.0  # of history that is replayed before there is a choice
+SPANS = 3.0  # of its mean that the replayed history holds, before a forecast is looked at
+BETTER = 0.97  # of the present way's cost, from where another takes over
+FIRST_PRICE = 2.0
+STEEP = 30.0  # a way that lets a percentage point more be late than planned counts as that many percent dearer
+AIM = 0.7  # of the requests that may be late are planned for
+BUDGET_S = 900.0  # over which at least they are counted, so that one surge in a short history is no rule
 EPSILON = 1e-9
 
 
 class Setting(msgspec.Struct, frozen=True):
     """One way to size a fleet."""
 
-    headroom: float = 1.05
-    mean_s: float = 60.0
+    headroom: float = 0.85
+    mean_s: float = 10.0
     trend: bool = False
-    hold_s: float = 300.0
+    hold_s: float = 600.0
 
     def __str__(self) -> str:
         trend = " and its trend" if self.trend else ""
@@ -48,6 +53,13 @@ class Plant(msgspec.Struct, frozen=True):
     late: float  # share of the requests that may be late
 
 
+class Choice(msgspec.Struct, frozen=True):
+    """The way that was chosen, and the share of the requests that it lets come too late in rehearsal."""
+
+    setting: Setting = Setting()
+    late: float | None = None  # None: never rehearsed
+
+
 def settings() -> Iterator[Setting]:
     """All ways."""
     for mean_s, trend in FORECASTS:
@@ -56,9 +68,11 @@ def settings() -> Iterator[Setting]:
                 yield Setting(headroom, mean_s, trend, hold_s)
 
 
-def forecast(arrivals: Sequence[float], setting: Setting, cold_start_s: float) -> list[float]:
-    """Requests/s that each bin's fleet is sized for, before headroom: forecasts, each held."""
-    return _largest(_forecasts(arrivals, setting.mean_s, setting.trend, cold_start_s), _bins(setting.hold_s))
+def expected_rate(arrivals: Sequence[float], setting: Setting, cold_start_s: float) -> float:
+    """Requests/s that the fleet is sized for now, before headroom. `arrivals` by bin, at least one."""
+    hold = _bins(setting.hold_s)
+    recent = arrivals[-(hold + 2 * _bins(2 * setting.mean_s)) :]
+    return max(_forecasts(recent, setting.mean_s, setting.trend, cold_start_s)[-hold:])
 
 
 def replicas(rate: float, setting: Setting, capacity: float) -> int:
@@ -66,43 +80,65 @@ def replicas(rate: float, setting: Setting, capacity: float) -> int:
     return max(1, math.ceil(setting.headroom * rate / capacity - EPSILON))
 
 
-def choose(arrivals: Sequence[float], plant: Plant, present: Setting) -> Setting:
-    """The way that would have been cheapest."""
-    if len(arrivals) * BIN_S < LEAST_S:
-        return present
-    best, least, known = present, math.inf, math.inf
+def choose(arrivals: Sequence[float], plant: Plant, present: Choice, price: float) -> Choice:
+    """The way that would have been cheapest. A late request costs `price` times what it takes of a replica."""
     cold = _bins(plant.cold_start_s)
+    if (len(arrivals) - cold) * BIN_S < LEAST_S:
+        return present
+    loads = [rate / plant.capacity for rate in arrivals]  # in replicas
+    total = max(sum(loads[cold:]), EPSILON)
+    counted = total * max(1.0, BUDGET_S / ((len(arrivals) - cold) * BIN_S))
+
+    def cost(paid: int, late: float) -> float:
+        return paid * (1.0 + STEEP * max(0.0, late / counted - AIM * plant.late)) + price * late
+
+    way = present.setting
+    wanted, serving = _fleet(loads, (way.mean_s, way.trend, way.hold_s), plant.cold_start_s)
+    late = _late(loads[cold:], serving[cold:], way.headroom, plant.slack_s)
+    best, least = Choice(way, late / total), BETTER * cost(_paid(wanted[cold:], way.headroom), late)
     for mean_s, trend in FORECASTS:
-        forecasts = _forecasts(arrivals, mean_s, trend, plant.cold_start_s)
+        if SPANS * mean_s > (len(arrivals) - cold) * BIN_S:
+            continue
         for hold_s in HOLDS_S:
-            wanted = _largest(forecasts, _bins(hold_s))
-            ready = [-x for x in _largest([-x for x in wanted], cold + 1)]  # wanted all through the cold start
-            for headroom in HEADROOMS:
-                price = _price(arrivals, [headroom / plant.capacity * x for x in wanted],
-                               [headroom / plant.capacity * x for x in ready], plant)  # fmt: skip
-                setting = Setting(headroom, mean_s, trend, hold_s)
-                if price < least:
-                    best, least = setting, price
-                if setting == present:
-                    known = price
-    return best if least < BETTER * known else present
+            wanted, serving = _fleet(loads, (mean_s, trend, hold_s), plant.cold_start_s)
+            for headroom in HEADROOMS:  # with more of it more is paid and less is late
+                paid = _paid(wanted[cold:], headroom)
+                if paid >= least:
+                    break
+                late = _late(loads[cold:], serving[cold:], headroom, plant.slack_s)
+                if cost(paid, late) < least:
+                    best, least = Choice(Setting(headroom, mean_s, trend, hold_s), late / total), cost(paid, late)
+                if late <= 0:
+                    break
+    return best
 
 
-def _price(arrivals: Sequence[float], wanted: Sequence[float], ready: Sequence[float], plant: Plant) -> float:
-    """Replica-bins of a fleet, dearer by what it misses of the objective."""
-    cost, late, queue, ceil = 0, 0.0, 0.0, math.ceil
-    taken, patience = plant.capacity * BIN_S, plant.capacity * plant.slack_s
-    for arrived, want, serving in zip(arrivals, wanted, ready, strict=True):
-        cost += ceil(want - EPSILON) or 1
-        serves = ceil(serving - EPSILON) or 1
-        queue += arrived * BIN_S - serves * taken
+def _fleet(
+    loads: Sequence[float], way: tuple[float, bool, float], cold_start_s: float
+) -> tuple[list[float], list[float]]:
+    """What is wanted in each bin, and what serves: what was wanted all through the cold start before it."""
+    mean_s, trend, hold_s = way
+    wanted = _largest(_forecasts(loads, mean_s, trend, cold_start_s), _bins(hold_s))
+    return wanted, [-x for x in _largest([-x for x in wanted], _bins(cold_start_s) + 1)]
+
+
+def _paid(wanted: Sequence[float], headroom: float) -> int:
+    """Replica-bins."""
+    return sum([math.ceil(headroom * x - EPSILON) or 1 for x in wanted])
+
+
+def _late(loads: Sequence[float], serving: Sequence[float], headroom: float, slack_s: float) -> float:
+    """Load in replica-bins that waits longer than it may, or waits at the end: a fleet too small is late in time."""
+    late, queue, ceil, slack = 0.0, 0.0, math.ceil, slack_s / BIN_S
+    for load, x in zip(loads, serving, strict=True):
+        serves = ceil(headroom * x - EPSILON) or 1
+        queue += load - serves
         if queue <= 0.0:
             queue = 0.0
-        elif queue > serves * patience:
-            late += queue - serves * patience
-            queue = serves * patience
-    missed = late / max(sum(arrivals) * BIN_S, EPSILON) - plant.late
-    return cost * (1.0 + PRICE * max(0.0, missed))
+        elif queue > serves * slack:
+            late += queue - serves * slack
+            queue = serves * slack
+    return late + queue
 
 
 def _forecasts(arrivals: Sequence[float], mean_s: float, trend: bool, cold_start_s: float) -> list[float]:

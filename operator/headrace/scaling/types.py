@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.api.model import Model
 from headrace.api.slo import BUILTIN_SLO, ServiceLevelObjective
-from headrace.scaling.rehearsal import Setting
+from headrace.scaling.rehearsal import FIRST_PRICE, Choice
 
 ModelKey = tuple[str, str]
 """(namespace, name)."""
@@ -220,8 +220,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     refused: Refused | None = None
     up_at: float | None = None  # last step up
     down_at: float | None = None  # last step down
-    setting: Setting | None = None  # the way to forecast that was chosen last; None: never
-    chosen_at: float | None = None
+    choice: Choice = Choice()  # the way to forecast
+    chosen_at: float | None = None  # when it was looked at last
+    price: float = FIRST_PRICE  # of a late request, over what it takes of a replica
     fill: float = 1.0  # of what a replica takes, that it is given
 
 
