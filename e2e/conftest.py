@@ -14,6 +14,15 @@ from rig.install import new_key
 from rig.stage import INSTANCE, RELEASE, TEAM, Stage
 from rig.world import close_world, open_world
 
+BOUND = 600  # seconds for a test, without its fixtures: the first one may build images
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bound each test of this folder that has no bound of its own."""
+    for item in items:
+        if item.get_closest_marker("e2e") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(BOUND, func_only=True))
+
 
 @pytest.fixture(scope="session")
 def stage() -> Iterator[Stage]:

@@ -16,7 +16,7 @@ from rig.load import Load, Offer
 from rig.prometheus import Prometheus, prometheus
 from rig.stage import MODEL, Stage
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]  # seconds; about 150 on an idle machine
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]  # seconds; about 150 on an idle machine
 LOW, HIGH = 3, 7  # callers; a replica has two slots
 UP, DOWN = 300.0, 300.0  # seconds for one step
 
