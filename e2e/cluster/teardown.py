@@ -39,7 +39,7 @@ def down(plan: Plan, layout: Layout) -> None:
         unmount(layout.home)
         network.remove(plan, pods)
         Groups(plan.namespace).remove()
-        _remove_files(layout, traces)
+        _remove_files(layout, [*traces, *_network_results(plan)])
     left = leftovers(plan, layout)
     if left:
         raise ClusterError(f"instance {plan.name} is not wholly gone:\n" + "\n".join(f"  {line}" for line in left))
@@ -114,6 +114,12 @@ def _remove_containers(layout: Layout) -> None:
         with contextlib.suppress(ClusterError):  # what resists is killed with its control group
             if names := run([*ctr, kind, "ls", "--quiet"]).split():
                 run([*ctr, kind, *remove, *names])
+
+
+def _network_results(plan: Plan) -> list[Path]:
+    """CNI results of the instance's pods, also of those whose bundles an interrupted `down` has removed."""
+    containers = {path.name.removeprefix(f"{plan.namespace}-")[:64] for path in CNI_RESULTS.glob(f"{plan.namespace}-*")}
+    return [path for container in containers for path in CNI_RESULTS.glob(f"*-{container}-*")]
 
 
 def _traces(bundle: Path) -> list[Path]:

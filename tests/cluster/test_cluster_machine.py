@@ -143,6 +143,17 @@ def test_veth_pair_goes_before_the_namespace_that_would_take_it_along(
     assert ran == ["ip link del hr-unit", "ip netns del cni-1", "ip netns del headrace-unit"]
 
 
+def test_network_results_of_an_instance_are_found_without_its_bundles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = "a" * 64, "b" * 64
+    for name in (f"headrace-test-{ours}-eth0", f"cni-loopback-{ours}-lo", f"headrace-test2-{theirs}-eth0"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(teardown, "CNI_RESULTS", tmp_path)
+    found = {path.name for path in teardown._network_results(choose("test", []))}
+    assert found == {f"headrace-test-{ours}-eth0", f"cni-loopback-{ours}-lo"}
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(4.23, "4.2 s"), (42.4, "42 s"), (119, "119 s"), (185, "3 min 05 s")])
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text
