@@ -113,8 +113,10 @@ class Sequence:
 
     @property
     def reserve(self) -> int:
-        """Tokens whose pages are taken at admission: all that is known, and its own growth until `floor`."""
-        return max(self.known, self.floor)
+        """Tokens whose pages are taken at admission: all that is known, its own growth until `floor`, and the first
+        token that it feeds back: its page then lies beside the prompt's, and pages in a row are read faster."""
+        first = self.known + 1 if self.known + 1 < self.limit else self.known
+        return max(first, self.floor)
 
     def start_chain(self, cache_root: str) -> None:
         """Key its blocks under this cache root from now on."""
