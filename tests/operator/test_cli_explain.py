@@ -128,7 +128,7 @@ def test_it_tells_state_memory_service_level_decisions_and_what_would_change_the
         "6 queued and 2 in flight need 4 × 2 slots",
         "guard step: 4 → 2, at most double in one step",
         "up: not beyond spec.scaling.maxReplicas, which is 2",
-        "down: when at most 1 requests at one time (80 % of 2 slots with 1) were there for 31s (a cold start)",
+        "down: when at most 1 request at one time (80 % of 2 slots with 1) were there for 31s (a cold start)",
         "to zero: never, spec.scaling.minReplicas is 1",
     ):
         assert expected in text, text

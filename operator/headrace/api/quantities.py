@@ -72,6 +72,11 @@ def show_bytes(count: float) -> str:
     return f"{count:.0f}"
 
 
+def show_count(count: int, noun: str) -> str:
+    """A number of things: 1 request, 2 requests."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def show_seconds(value: float) -> str:
     """A duration for people: 310ms, 2.4s, 5m, 150us."""
     if value >= 120 and value % 60 == 0:

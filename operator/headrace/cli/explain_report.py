@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.api.model import Model
-from headrace.api.quantities import seconds
+from headrace.api.quantities import seconds, show_count
 from headrace.api.slo import BUILTIN_SLO, ServiceLevelObjective
 from headrace.scaling.outlook import outlook
 from headrace.scaling.types import Policy
@@ -71,8 +71,9 @@ def _memory(model: Model) -> Iterator[str]:
         return
     yield f"{memory.capacity} = {memory.weights} weights + {memory.overhead} overhead + {memory.kv_pool} for KV"
     yield (
-        f"a token takes {memory.kv_per_token} of KV, so {memory.full_length_sequences} requests of full length fit at "
-        f"one time (engine.maxSequences is {model.spec.engine.max_sequences})"
+        f"a token takes {memory.kv_per_token} of KV, so "
+        f"{show_count(memory.full_length_sequences, 'request')} of full length fit at one time "
+        f"(engine.maxSequences is {model.spec.engine.max_sequences})"
     )
 
 
@@ -88,11 +89,13 @@ def _service_level(model: Model, slo: ServiceLevelObjective | None) -> Iterator[
     for item in (slo.spec if slo is not None else BUILTIN_SLO).classes:
         shown = seen.get(item.name)
         goodput = "unknown" if shown is None or shown.goodput_percent is None else f"{shown.goodput_percent} %"
-        age = shown.queue_age if shown is not None and shown.queue_age else "nothing waits"
+        age = shown.queue_age if shown is not None and shown.queue_age else "unknown"
+        most = f"at most {item.max_queue_age}"
+        waits = f"nothing waits (queue age {most})" if age == "0s" else f"queue age {age} ({most})"
         as_of = f", as of {shown.as_of}" if shown is not None and shown.as_of else ""
         yield (
-            f"{item.name}: goodput {goodput} (objective {item.objective_percent} %), queue age {age} "
-            f"(at most {item.max_queue_age}), targets TTFT {item.ttft}, TPOT {item.tpot}{as_of}"
+            f"{item.name}: goodput {goodput} (objective {item.objective_percent} %), {waits}, "
+            f"targets TTFT {item.ttft}, TPOT {item.tpot}{as_of}"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from headrace.api.quantities import show_count
 from headrace.scaling.context import Context
 from headrace.scaling.load import BIN_S
 from headrace.scaling.rehearsal import expected_rate, replicas
@@ -38,7 +39,7 @@ def floor(context: Context) -> Candidate:
 
 def expected(context: Context) -> Candidate:
     """The slow loop: the load that is expected, divided by what a replica takes."""
-    each, plant, arrivals = context.capacity, context.plant, context.arrivals
+    each, plant, arrivals = context.capacity, context.plant, context.unsettled
     if context.sample is None:
         return Candidate(FORECAST, None, "no fresh sample")
     if context.replicas.current == 0:
@@ -47,7 +48,7 @@ def expected(context: Context) -> Candidate:
         return Candidate(FORECAST, None, f"not known what a replica takes: {each.detail}" if each.per_second is None
                          else "no cold start was measured yet")  # fmt: skip
     if not arrivals:
-        return Candidate(FORECAST, None, "no load was seen yet")
+        return Candidate(FORECAST, None, "no load was seen yet, or none since the last step down")
     setting = context.choice.setting
     rate = expected_rate(arrivals, setting, plant.cold_start_s)
     wanted = replicas(rate, setting, plant.capacity)
@@ -64,12 +65,12 @@ def from_zero(context: Context) -> Candidate:
     """A request waits and nothing runs: one replica at once; the queue decides about more."""
     sample = context.sample
     if context.replicas.current != 0:
-        return Candidate(FROM_ZERO, None, f"{context.replicas.current} replicas are wanted already")
+        return Candidate(FROM_ZERO, None, f"{show_count(context.replicas.current, 'replica')} wanted already")
     if sample is None:
         return Candidate(FROM_ZERO, None, "no fresh sample")
     if sample.queued == 0:
         return Candidate(FROM_ZERO, None, "nothing waits")
-    return Candidate(FROM_ZERO, max(1, context.policy.min_replicas), f"{sample.queued} requests wait at zero replicas")
+    return Candidate(FROM_ZERO, max(1, context.policy.min_replicas), f"{_waiting(sample.queued)} at zero replicas")
 
 
 def queue_age(context: Context) -> Candidate:
@@ -124,7 +125,7 @@ def low_goodput(context: Context) -> Candidate:
             f"{text}; but {use} % of {slots} slots are used: the engines are ill, more of them would not help",
         )
     if replicas.pending > 0 or replicas.ready < replicas.current:
-        return Candidate(GOODPUT, None, f"{text}; {replicas.pending} replicas are on their way")
+        return Candidate(GOODPUT, None, f"{text}; {show_count(replicas.pending, 'replica')} on the way")
     settled = context.policy.goodput_window_s
     if not context.since_change >= settled:
         return Candidate(GOODPUT, None, f"{text}; the last change is {context.since_change:.0f} of {settled:.0f} s old")
@@ -170,7 +171,7 @@ def down(context: Context) -> Candidate:
     serving = min(fewer, replicas.ready)
     slots = serving * policy.max_sequences
     share = f"{policy.down_load_percent} % of {slots} slots"
-    text = f"at most {peak} requests at one time in {settle:.0f} s; {share} with {fewer}"
+    text = f"at most {show_count(peak, 'request')} at one time in {settle:.0f} s; {share} with {fewer}"
     if 100 * peak > policy.down_load_percent * slots:
         return Candidate(DOWN, None, f"{text} would not hold them")
     return Candidate(DOWN, fewer, f"{text} suffice")
@@ -225,6 +226,10 @@ def _for_queue(context: Context, sample: Sample, queued: int) -> tuple[int, str]
     rate = sum(arrivals) / len(arrivals) + queued / max(plant.cold_start_s, 1.0)
     wanted = math.ceil(rate / plant.capacity)
     return wanted, f", {rate:.3g} requests/s to serve need {wanted} replicas of {plant.capacity:.3g} requests/s"
+
+
+def _waiting(count: int) -> str:
+    return f"{show_count(count, 'request')} {'waits' if count == 1 else 'wait'}"
 
 
 def _stuck(context: Context) -> str:

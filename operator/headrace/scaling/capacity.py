@@ -49,11 +49,14 @@ def capacity(blocks: Sequence[Block], slots: int) -> Capacity:
     """Of one replica with so many slots."""
     used = [b for b in blocks if b.admitted > 0 and b.request_s > 0]
     requests = sum(b.admitted for b in used)
-    if len(used) < LEAST_BLOCKS or requests < LEAST_REQUESTS:
+    if requests < LEAST_REQUESTS:
         return Capacity(None, f"{requests:.0f} of {LEAST_REQUESTS} requests were seen to learn from")
+    if len(used) < LEAST_BLOCKS:
+        return Capacity(None, f"{len(used)} of {LEAST_BLOCKS} half-minutes of service were seen to learn from")
     busiest = max(b.request_s / b.replica_s for b in used)
     if busiest < LEAST_SHARE * slots:
-        return Capacity(None, f"at most {busiest:.1f} of {slots} slots of a replica were in use")
+        least = f"{100 * LEAST_SHARE:.0f} % of a replica's slots"
+        return Capacity(None, f"in no half-minute {least} were in use: at most {busiest:.1f} of {slots}")
     alone, share = _fit(used)
     full = _full(used, slots)
     rate = full / max(alone + share * full, 1e-9)

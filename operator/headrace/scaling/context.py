@@ -9,6 +9,7 @@ from functools import cached_property
 
 from headrace.scaling.budget import Spending, bad, price_after
 from headrace.scaling.capacity import Capacity
+from headrace.scaling.load import BIN_S
 from headrace.scaling.rehearsal import Choice, Plant, choose
 from headrace.scaling.signals import Goodput, goodput, queue_ages
 from headrace.scaling.types import ClassPolicy, Memory, Policy, Replicas, Sample
@@ -68,6 +69,19 @@ class Context:
     def arrivals(self) -> list[float]:
         """Requests/s in the last bins."""
         return self.window.load.arrivals(self.now)
+
+    @cached_property
+    def unsettled(self) -> list[float]:
+        """The arrivals that a forecast may size for: those after a step down that no forecast had part in.
+
+        Such a step found that fewer replicas suffice. Without this, what is learned a moment later would size for the
+        load that had just ended, and the replica would come back for nobody.
+        """
+        since = self.memory.settled_at
+        if since is None or since > self.now:
+            return self.arrivals
+        whole = math.floor(self.now / BIN_S) - math.ceil(since / BIN_S)
+        return self.arrivals[-whole:] if whole > 0 else []
 
     @cached_property
     def plant(self) -> Plant | None:

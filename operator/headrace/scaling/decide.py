@@ -203,7 +203,15 @@ def _remember(context: Context, replicas: int, winner: Candidate) -> Memory:
         if late:
             memory = msgspec.structs.replace(memory, fill=max(_LEAST_FILL, memory.fill * _FILL_LESS), chosen_at=None)
         return msgspec.structs.replace(memory, up_at=now)
-    return msgspec.structs.replace(memory, down_at=now) if replicas < current else memory
+    if replicas < current:
+        settled = now if _settles(context, winner) else memory.settled_at
+        return msgspec.structs.replace(memory, down_at=now, settled_at=settled)
+    return memory
+
+
+def _settles(context: Context, winner: Candidate) -> bool:
+    """A step down that no forecast had part in: by idleness, or by slots while it is not known what a replica takes."""
+    return winner.name == TO_ZERO or (winner.name == DOWN and context.plant is None)
 
 
 def _bounds(policy: Policy) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.api.quantities import show_seconds
+from headrace.api.quantities import show_count, show_seconds
 from headrace.scaling.candidates import AHEAD_S, FULL_PERCENT
 from headrace.scaling.types import Policy
 
@@ -40,7 +40,8 @@ def _down(policy: Policy, current: int, cold_start_s: float | None) -> str:
     why = "downAfter" if held == policy.down_after_s else "a cold start"
     most, share = policy.down_load_percent * slots // 100, f"{policy.down_load_percent} % of {slots} slots"
     return (
-        f"when at most {most} requests at one time ({share} with {fewer}) were there for {show_seconds(held)} ({why}), "
+        f"when at most {show_count(most, 'request')} at one time ({share} with {fewer}) were there for "
+        f"{show_seconds(held)} ({why}), "
         "nothing waits, every replica is ready and every gateway and engine has told so without a gap; once it is "
         "known what a replica takes, when the load expected for as long as was learned takes fewer"
     )

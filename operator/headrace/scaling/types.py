@@ -224,6 +224,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     chosen_at: float | None = None  # when it was looked at last
     price: float = FIRST_PRICE  # of a late request, over what it takes of a replica
     fill: float = 1.0  # of what a replica takes, that it is given
+    settled_at: float | None = None  # a step down that no forecast had part in: load before it asks for nothing
 
 
 class Candidate(msgspec.Struct, frozen=True):
