@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,16 @@ import pytest
 
 from headrace.api.model import Model
 from headrace.api.profile import ProfileSpec
+from headrace.api.slo import BUILTIN_SLO
 from headrace.controller.actor import UNUSABLE
-from headrace.planning.cures import CURES, cure_of, cured
+from headrace.planning.cures import AT_ZERO, CURES, FROM_ZERO, NOT_SERVING, cure_of, cured
+from headrace.planning.installation import Installation
 from headrace.planning.judge import References, judge
+from headrace.planning.live import ClassFigures
 from headrace.planning.memory import Verdict
 from headrace.planning.pods import report
 from headrace.planning.reasons import Why
+from headrace.planning.status import View, model_status
 from headrace.planning.workload import workload_ready
 from headrace_wire.shape import BUILTIN_SHAPES
 
@@ -145,3 +150,40 @@ def test_a_cure_is_told_once_for_many_pods(message: str, cure: str) -> None:
     assert (said.status, said.reason) == ("False", "Unschedulable")
     assert said.message.endswith(cure) and said.message.count(cure) == 1
     assert said.message.count(message) == 3 and "demo-0" in said.message
+
+
+def missed(pods: int, wanted: int, **scaling: Any) -> str:
+    """What ServiceLevelMet says of a missed objective with so many ready pods."""
+    of = model(scaling={"mode": "Auto", **scaling})
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:20Z"}
+    given: list[dict[str, Any]] = [
+        {
+            "metadata": {
+                "name": f"p{n}", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": {"headrace.dev/revision": "r1"},
+            },
+            "status": {"conditions": [ready]},
+        }
+        for n in range(pods)
+    ]  # fmt: skip
+    view = View(
+        model=of, judgement=judge(of, References(), BUILTIN_SHAPES["demo"]), slo=BUILTIN_SLO, wanted=wanted,
+        installation=Installation(namespace="hr", engine_image="e"), pods=report(given, "r1"),
+        now=datetime(2026, 1, 1, tzinfo=UTC), figures=[ClassFigures("default", 0.5, 3.0)],
+    )  # fmt: skip
+    return next(c.message for c in model_status(view).conditions if c.type == "ServiceLevelMet" and c.status == "False")
+
+
+@pytest.mark.parametrize(
+    ("pods", "wanted", "scaling", "says"),
+    [
+        pytest.param(1, 1, {"minReplicas": 1}, CURES["Missed"], id="replicas serve"),
+        pytest.param(0, 1, {"minReplicas": 1}, CURES[NOT_SERVING], id="none is ready"),
+        pytest.param(0, 0, {"minReplicas": 0}, CURES[AT_ZERO], id="at zero"),
+        pytest.param(0, 1, {"minReplicas": 0}, CURES[NOT_SERVING], id="a cold start goes on"),
+        pytest.param(1, 1, {"minReplicas": 0}, CURES[FROM_ZERO], id="it may have been a cold start"),
+    ],
+)
+def test_a_missed_objective_says_what_would_help(pods: int, wanted: int, scaling: dict[str, int], says: str) -> None:
+    said = missed(pods, wanted, **scaling)
+    assert "50 % good" in said and said.endswith(f"; {says}")
+    assert ("maxReplicas" in said) == (pods > 0), "more replicas are no cure where none is ready"

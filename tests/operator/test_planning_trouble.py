@@ -100,6 +100,18 @@ def wrote(reason: str) -> str:
             ("Unschedulable", 'persistentvolumeclaim "weights" not found'),
             id="the claim is missing",
         ),
+        pytest.param(
+            {
+                "conditions": [
+                    {
+                        "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                        "message": '0/1 nodes are available: persistentvolumeclaim "weights" not found. not found',
+                    }
+                ]
+            },
+            ("Unschedulable", '0/1 nodes are available: persistentvolumeclaim "weights" not found'),
+            id="a scheduler that says it twice",
+        ),
         pytest.param({"conditions": [{"type": "Ready", "status": "False"}]}, None, id="its node went away"),
     ],
 )  # fmt: skip

@@ -12,6 +12,7 @@ from headrace.api.cel import Cel, Structural
 from headrace.api.common import ApiType, SubdomainName
 from headrace.api.quantities import RESOURCE_PATTERN, resource_amount
 
+LARGEST_AMOUNT = 2**63 - 1  # Kubernetes takes a larger amount for this one
 _LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 _LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 _VALUES: JsonDict = {"type": "string", "maxLength": 63, "pattern": _LABEL_VALUE}
@@ -113,7 +114,7 @@ class PodSettings(ApiType):
     def memory_limit(self) -> int | None:
         """Bytes of the container's memory limit, or None."""
         value = self.resources.get("limits", {}).get("memory")
-        return None if value is None else int(resource_amount(value))
+        return None if value is None else min(int(resource_amount(value)), LARGEST_AMOUNT)
 
     def cpu_limit(self) -> float | None:
         """CPUs of the container's limit, or None."""

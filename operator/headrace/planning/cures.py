@@ -8,6 +8,8 @@ _SOURCE = "correct spec.source.uri, or put the model there"
 _LOGS = "`kubectl logs POD --all-containers` tells more; what the image and spec.runtime.env say is what runs"
 _REPORTS = "the replicas hold meanwhile; look at the pods of headrace-gateway, and at what the message names"
 
+NOT_SERVING, AT_ZERO, FROM_ZERO = "Missed, not serving", "Missed, at zero", "Missed, from zero"
+
 CURES: dict[str, str] = {
     # what keeps pods from running
     Why.UNSCHEDULABLE.value: "free a node or add one, or change spec.pod (resources, nodeSelector, tolerations) or "
@@ -40,6 +42,12 @@ CURES: dict[str, str] = {
     Why.NO_REPORT.value: "it passes once a gateway is ready and has asked the engines",
     Why.MISSED.value: "more replicas (spec.scaling.maxReplicas) or looser targets (spec.classes of the "
     "ServiceLevelObjective) would help",
+    NOT_SERVING: "no replica is ready, which the condition WorkloadReady explains: neither more of them nor looser "
+    "spec.classes of the ServiceLevelObjective would help before one is",
+    AT_ZERO: "nothing runs, and whoever comes first waits for a cold start: spec.scaling.minReplicas 1 (without the "
+    "autoscaler, spec.replicas) keeps a replica ready",
+    FROM_ZERO: "if it was the cold start from zero, spec.scaling.minReplicas 1 keeps a replica ready; else more "
+    "replicas (spec.scaling.maxReplicas) or looser targets (spec.classes of the ServiceLevelObjective) would help",
     # what the autoscaler lacks
     "NoData": _REPORTS,
     Why.STALE.value: _REPORTS,

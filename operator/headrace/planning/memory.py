@@ -20,6 +20,7 @@ from headrace_wire.shape import ModelShape
 
 CPU_FIELD = "spec.pod.resources.limits.memory"
 ACCELERATOR_FIELD = "spec.accelerator.memory"
+MOST_SEQUENCES = 2**31 - 1  # that a status can say
 
 
 class Verdict(str, Enum):
@@ -63,8 +64,8 @@ class MemoryFit:
 
     @property
     def full_length_sequences(self) -> int:
-        """Requests of full length that fit at one time."""
-        return self.usable_pages // self.pages_per_sequence
+        """Requests of full length that fit at one time, at most MOST_SEQUENCES."""
+        return min(self.usable_pages // self.pages_per_sequence, MOST_SEQUENCES)
 
     @property
     def longest(self) -> int:

@@ -144,7 +144,8 @@ def problem_of(pod: Pod) -> Problem | None:
     name = str(pod["metadata"]["name"])
     scheduled = _condition(pod, "PodScheduled")
     if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
-        return Problem(Why.UNSCHEDULABLE.value, str(scheduled.get("message", "")), name)
+        said = str(scheduled.get("message", "")).replace("not found. not found", "not found")  # as schedulers say it
+        return Problem(Why.UNSCHEDULABLE.value, said, name)
     for group, container in (
         ("initContainerStatuses", labels.FETCH_CONTAINER),
         ("containerStatuses", labels.ENGINE_CONTAINER),

@@ -26,7 +26,7 @@ from headrace.api.model_status import (
 )
 from headrace.api.quantities import show_seconds
 from headrace.api.slo import SloSpec
-from headrace.planning.cures import cured
+from headrace.planning.cures import AT_ZERO, FROM_ZERO, NOT_SERVING, cured
 from headrace.planning.installation import Installation
 from headrace.planning.judge import Judgement
 from headrace.planning.live import ClassFigures, class_statuses
@@ -211,7 +211,15 @@ def _service_level_met(levels: Sequence[ClassStatus], view: View) -> Condition:
     message = "; ".join(filter(None, (words, view.history)))
     if met:
         return condition(kind, "True", Why.MET, message)
-    return condition(kind, "False", Why.MISSED, cured(Why.MISSED.value, message))
+    return condition(kind, "False", Why.MISSED, cured(_why_missed(view), message))
+
+
+def _why_missed(view: View) -> str:
+    """Which cure holds: replicas only help a Model that has some."""
+    scaling = view.model.spec.scaling
+    if not view.pods.all_ready:
+        return NOT_SERVING if view.wanted else AT_ZERO
+    return FROM_ZERO if scaling.mode == "Auto" and scaling.min_replicas == 0 else Why.MISSED.value
 
 
 def _scaling_active(view: View) -> Condition:
