@@ -47,6 +47,8 @@ def test_a_kubeconfig_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path:
     assert said.startswith("headrace: operator: no cluster")
     assert str(path) in said
     assert "set KUBECONFIG" in said
+    assert ("there is no kubeconfig" in said) == (content is None), "missing and malformed are told apart"
+    assert "Config not found" not in said
 
 
 def test_certificates_that_are_gone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -74,6 +74,18 @@ def test_documented_exercise_names_the_slow_link(
     assert stages["communication"]["prefill"]["seconds"] < tensor["communication"]["prefill"]["seconds"] / 4
 
 
+def test_the_documented_commands_on_the_samples_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = (ROOT / "docs/planning.md").read_text()
+    commands = re.findall(r"^    headrace plan (-f model\.yaml.*?)(?:  +#.*)?$", document, re.MULTILINE)
+    assert len(commands) == 2
+    monkeypatch.chdir(ROOT / "charts/samples")
+    for command in commands:
+        assert run(*command.split()) == 0
+        assert "demo" in capsys.readouterr().out
+
+
 def test_model_that_fits(capsys: pytest.CaptureFixture[str], write: Any) -> None:
     assert run("-f", write(model(pod={"resources": {"limits": {"memory": "1Gi"}}}))) == 0
     said = capsys.readouterr().out
@@ -163,6 +175,10 @@ BAD = {
     "profile elsewhere": (
         [model(parallelismRef={"name": "p"}), other_namespace()],
         f"{AT}spec.parallelismRef.name: ParallelismProfile p of namespace default is in none of the files",
+    ),
+    "objective missing": (
+        [model(serviceLevelRef={"name": "chat"})],
+        f"{AT}spec.serviceLevelRef.name: ServiceLevelObjective chat of namespace default is in none of the files: give",
     ),
     "split that cannot be": (
         [model(parallelismRef={"name": "p"}), profile(tensor=3)],

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from headrace.api.common import ApiType, NamedRef
     from headrace.api.model import Model
-    from headrace.api.profile import ParallelismProfile
     from headrace.cli.documents import Document, Documents
     from headrace.cli.plan_report import ModelPlan
     from headrace_wire.shape import ModelShape
+
+_T = TypeVar("_T", bound="ApiType")
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -55,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _plan(documents: Documents, document: Document, model: Model, config: Path | None) -> ModelPlan:
+    from headrace.api.profile import ParallelismProfile
     from headrace.api.slo import ServiceLevelObjective
     from headrace.cli.main import UsageError
     from headrace.cli.plan_report import ModelPlan
@@ -62,9 +65,8 @@ def _plan(documents: Documents, document: Document, model: Model, config: Path |
     from headrace_wire.memory import ParallelismError
 
     shape, origin = _shape(document, model, config)
-    profile = _profile(documents, document, model)
-    reference = model.spec.service_level_ref
-    slo = documents.find(ServiceLevelObjective, reference.name, document.namespace) if reference else None
+    profile = _find(documents, document, ParallelismProfile, ("parallelismRef", model.spec.parallelism_ref))
+    slo = _find(documents, document, ServiceLevelObjective, ("serviceLevelRef", model.spec.service_level_ref))
     spec = profile.spec if profile else None
     try:
         fit = memory.fit_model(model.spec, spec, shape)
@@ -74,20 +76,20 @@ def _plan(documents: Documents, document: Document, model: Model, config: Path |
     return ModelPlan(model=model, profile=profile, slo=slo, shape=shape, origin=origin, memory=fit, links=links)
 
 
-def _profile(documents: Documents, document: Document, model: Model) -> ParallelismProfile | None:
-    from headrace.api.profile import ParallelismProfile
+def _find(documents: Documents, document: Document, kind: type[_T], field: tuple[str, NamedRef | None]) -> _T | None:
+    """What the Model's field (its name, and what it says) refers to. Raises UsageError where no file has it."""
     from headrace.cli.main import UsageError
 
-    reference = model.spec.parallelism_ref
+    name, reference = field
     if reference is None:
         return None
-    profile = documents.find(ParallelismProfile, reference.name, document.namespace)
-    if profile is None:
+    found = documents.find(kind, reference.name, document.namespace)
+    if found is None:
         raise UsageError(
-            f"{document.place}: spec.parallelismRef.name: ParallelismProfile {reference.name} of namespace "
-            f"{document.namespace} is in none of the files"
+            f"{document.place}: spec.{name}.name: {kind.__name__} {reference.name} of namespace "
+            f"{document.namespace} is in none of the files: give its file with -f, too"
         )
-    return profile
+    return found
 
 
 def _shape(document: Document, model: Model, config: Path | None) -> tuple[ModelShape, str]:

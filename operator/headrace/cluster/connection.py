@@ -92,12 +92,19 @@ def kubeconfig_path(path: str | None = None) -> str:
     return path or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
 
 
+def _exists(where: str) -> bool:
+    """At least one of the files, of which $KUBECONFIG may name several."""
+    return any(Path(one).expanduser().exists() for one in where.split(os.pathsep) if one)
+
+
 async def from_kubeconfig(path: str | None = None) -> Connection:
     """The current context of a kubeconfig, exec plugins included. Raises NotConfigured."""
     from kubernetes.aio.config import ConfigException
     from yaml import YAMLError
 
     where = kubeconfig_path(path)
+    if not _exists(where):
+        raise NotConfigured(f"no cluster: not in a pod, and there is no kubeconfig {where}; set KUBECONFIG")
 
     async def token() -> str | None:
         return (await _load(where)).token
