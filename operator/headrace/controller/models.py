@@ -158,7 +158,9 @@ class Models:
             written = await self._applier.apply_status(MODELS, status_object(MODELS, raw, status))
         except Conflict as conflict:
             if conflict.owners:
-                self._recorder.record(MODELS, raw, Note("Warning", Why.CONFLICT.value, "Reconcile", _rival(conflict)))
+                self._recorder.record(
+                    MODELS, raw, Note("Warning", Why.CONFLICT.value, "Reconcile", _rival(raw, conflict))
+                )
             raise
         self._store.put(MODELS, {"apiVersion": MODELS.api_version, "kind": MODELS.kind, **written})
 
@@ -176,9 +178,14 @@ class Models:
             notes.ready = now
 
 
-def _rival(conflict: Conflict) -> str:
-    others = ", ".join(sorted(set(conflict.owners.values())))
-    return f"the status is written by field manager {others}: does a second installation watch this namespace?"
+def _rival(raw: Object, conflict: Conflict) -> str:
+    others = ", ".join(sorted({repr(owner) for owner in conflict.owners.values()}))
+    metadata, fields = raw["metadata"], ", ".join(sorted(conflict.owners)[:5])
+    return (
+        f"{fields} is owned by field manager {others}, so the status is not brought up to date: does a second "
+        "installation watch this namespace? Stop that manager; then delete its entry of metadata.managedFields: "
+        f"kubectl edit models.headrace.dev {metadata['name']} -n {metadata['namespace']} --show-managed-fields"
+    )
 
 
 _USUAL = {Why.STARTING.value, Why.ROLLING_OUT.value, Why.NOT_APPLIED.value}
