@@ -10,7 +10,7 @@ from types import TracebackType
 from headrace.admission.quota import Reservation
 from headrace.gateway.call import Call
 from headrace.gateway.client import ClientGone
-from headrace.gateway.ledger import ClassBook, Outcome, measure, missed_already, within
+from headrace.gateway.ledger import ClassBook, Measured, Outcome, measure, missed_already, within
 from headrace.gateway.metering import Metrics
 from headrace.gateway.relay import Progress
 from headrace_wire.reasons import Reason, RequestError
@@ -70,7 +70,7 @@ class Account:
         self.engine = ""  # pod that it was sent to last
         self.sent = 0  # times that it was sent to an engine
         self.reservation: Reservation | None = None
-        self.progress = Progress(call.times)
+        self.progress = Progress(call.times, call.believes)
 
     def __enter__(self) -> Account:
         return self
@@ -80,25 +80,24 @@ class Account:
     ) -> None:
         ended, error = self._clock(), self.error or raised
         outcome = outcome_of(error)
-        if outcome is Outcome.GOOD:
-            outcome = self._judge(ended)
+        if isinstance(error, asyncio.CancelledError) and self._call.times.dispatched is None:
+            outcome = Outcome.SHED  # the gateway stops, and no engine had it
         self._settle(outcome)
+        measured = None
+        if outcome is Outcome.GOOD:
+            measured = self._measured(ended)
+            outcome = Outcome.GOOD if within(self._call.target.service, measured) else Outcome.LATE
         self.outcome, self.reason = outcome, _reason(error)
-        if outcome is None:
-            self._metrics.refused.labels(self.reason).inc()
-            return
-        missed = outcome is Outcome.CANCELLED and missed_already(self._call.target.service, self._call.times, ended)
-        self._book.end(outcome, self._tokens(), target_missed=missed)
-        self._metrics.end(self._call.labels, self._call.tenant[1], outcome)
-        if isinstance(error, Exception) and not isinstance(error, (RequestError, ClientGone)):
+        if outcome is not None:
+            missed = outcome is Outcome.CANCELLED and missed_already(self._call.target.service, self._call.times, ended)
+            self._book.end(outcome, self._tokens(), target_missed=missed)
+        self._count(outcome, measured)
+        if outcome is not None and isinstance(error, Exception) and not isinstance(error, (RequestError, ClientGone)):
             fields = {"engine_id": self._call.id, "namespace": self._call.model[0], "model": self._call.model[1]}
             logger.error("a request failed inside the gateway", exc_info=error, extra=fields)
 
-    def _judge(self, ended: float) -> Outcome:
-        call, progress = self._call, self.progress
-        measured = measure(progress.times, ended, progress.output_tokens // call.body.choices)
-        self._metrics.series(call.labels).observe(measured)
-        return Outcome.GOOD if within(call.target.service, measured) else Outcome.LATE
+    def _measured(self, ended: float) -> Measured:
+        return measure(self.progress.times, ended, self.progress.output_tokens // self._call.body.choices)
 
     def _tokens(self) -> int:
         """Prompt and output tokens that were served."""
@@ -108,17 +107,28 @@ class Account:
 
     def _settle(self, outcome: Outcome | None) -> None:
         """Served tokens are charged; what was refused, shed or failed without output is given back whole."""
-        if self._call.times.dispatched is not None and outcome is not None:
-            self._count_tokens()
         if self.reservation is None:
             return
-        now, served = self._wall(), self.progress.events > 0 or self.progress.usage is not None
+        served = outcome is Outcome.GOOD or self.progress.events > 0 or self.progress.usage is not None
         if served or (outcome is Outcome.CANCELLED and self._call.times.dispatched is not None):
-            self.reservation.settle(self._tokens(), now)
-        elif outcome is Outcome.CANCELLED:
-            self.reservation.settle(0, now)  # it counts as a request
+            self.reservation.settle(self._tokens(), self._wall())
         else:
-            self.reservation.cancel(now)
+            self.reservation.cancel(self._wall())
+
+    def _count(self, outcome: Outcome | None, measured: Measured | None) -> None:
+        """The series, last of all: whatever they refuse, the request has been accounted for."""
+        call, metrics = self._call, self._metrics
+        try:
+            if outcome is None:
+                metrics.refused.labels(self.reason).inc()
+                return
+            metrics.end(call.labels, call.tenant[1], outcome)
+            if measured is not None:
+                metrics.series(call.labels).observe(measured)
+            if call.times.dispatched is not None:
+                self._count_tokens()
+        except (ValueError, OverflowError):
+            logger.exception("a request was not counted", extra={"engine_id": call.id})
 
     def _count_tokens(self) -> None:
         call, metrics, usage = self._call, self._metrics, self.progress.usage
@@ -126,9 +136,7 @@ class Account:
         tokens.output.inc(self.progress.output_tokens)
         if usage is None:
             return
-        prompt = max(0, usage.prompt_tokens)
-        cached = min(max(0, usage.cached), prompt)
-        tokens.cached.inc(cached)
-        tokens.fresh.inc(prompt - cached)
+        tokens.cached.inc(usage.cached)
+        tokens.fresh.inc(usage.prompt_tokens - usage.cached)
         if call.counted and usage.prompt_tokens != call.prompt_tokens:
             metrics.mismatches.labels(*call.model).inc()

@@ -12,6 +12,7 @@ from headrace.admission.types import Ask
 from headrace.api.model import Model
 from headrace.gateway.body import Body
 from headrace.gateway.dialects import HeadraceDialect
+from headrace.gateway.events import Usage
 from headrace.gateway.identity import Target
 from headrace.gateway.ledger import Times
 from headrace.planning.judge import known_shape
@@ -22,6 +23,8 @@ from headrace_wire.reasons import Reason, RequestError
 _WELL_FORMED = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 _START = os.urandom(6).hex()
 _NUMBERS = itertools.count(1)
+TEMPLATE_TOKENS = 65_536  # that a template may add to a prompt
+PER_BYTE = 12  # tokens of one byte at most: normalization lengthens some texts
 _salt = lru_cache(maxsize=4096)(tenant_salt)
 
 
@@ -85,6 +88,14 @@ class Call:
     def ask(self) -> Ask:
         """What it may cost."""
         return Ask(self.prompt_tokens, self.output_limit, self.body.choices)
+
+    def believes(self, usage: Usage) -> bool:
+        """An engine can have counted so for this request: within context and output limit, and nothing below zero."""
+        longest = self.size * PER_BYTE + TEMPLATE_TOKENS
+        if self.context is not None:
+            longest = min(longest, self.context)
+        prompt, made = usage.prompt_tokens, usage.completion_tokens
+        return 0 <= usage.cached <= prompt <= longest and 0 <= made <= self.ask().output_total
 
     def hints(self, gateway: str, now: float, request_s: float, sent: int) -> RequestHints:
         """What an engine is told beside the body; durations are from `now` on; `sent`: how often it was sent before."""

@@ -126,6 +126,7 @@ class Downstream:
         self._beats: asyncio.Task[None] | None = None
         self.headers: dict[bytes, bytes] = {b"x-request-id": request_id}
         self.started = False
+        self.complete = False  # the last bytes were sent, or were being sent: nothing can follow
         self.status: int | None = None  # what the client was told; None: nothing yet
 
     def keep_alive(self, hold_s: float, beat_s: float) -> None:
@@ -147,18 +148,20 @@ class Downstream:
         self.quiet()
         if not self.started:
             await self._start(200, SSE)
-        self._presence.answered = True
+        self._presence.answered = self.complete = True
         await self._put({"type": "http.response.body", "body": data, "more_body": False})
 
     async def answer(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """Send a whole JSON answer."""
         self.quiet()
         await self._start(status, [JSON, (b"content-length", b"%d" % len(body)), *headers])
-        self._presence.answered = True
+        self._presence.answered = self.complete = True
         await self._put({"type": "http.response.body", "body": body, "more_body": False})
 
     async def fail(self, error: RequestError) -> None:
-        """An error answer; after the 200 an error event and no [DONE]."""
+        """An error answer; after the 200 an error event and no [DONE]; after the whole answer nothing."""
+        if self.complete:
+            return
         body = error_body(error, self.headers[b"x-request-id"].decode())
         if self.started:
             await self.finish(b"data: " + body + b"\n\n")

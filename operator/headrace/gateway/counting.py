@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -39,6 +41,19 @@ def count(tokenizer: ChatTokenizer, body: Body) -> int:
     return len(body.prompt)
 
 
+def takes_long(body: Body, size: int) -> bool:
+    """Counting a body of `size` bytes needs a thread: it is long, and not counted in token ids already."""
+    return size > AT_ONCE and (isinstance(body, ChatBody) or isinstance(body.prompt, str))
+
+
+@dataclass
+class _Turn:
+    """A tenant's prompts are counted one after the other: however many it sends, others wait for one at most."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0  # who holds it or waits for it
+
+
 class Counter:
     """Tokenizers by digest, and which digest each model uses. Fetched once from an engine, kept for later."""
 
@@ -48,6 +63,7 @@ class Counter:
         self._tokenizers: OrderedDict[str, ChatTokenizer] = OrderedDict()
         self._digests: dict[ObjectKey, str] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
+        self._turns: dict[ObjectKey, _Turn] = {}  # by tenant
 
     def tokenizer(self, model: ObjectKey) -> ChatTokenizer | None:
         """The model's tokenizer, or None while it is unknown."""
@@ -57,11 +73,42 @@ class Counter:
             self._tokenizers.move_to_end(found.digest)
         return found
 
-    async def count(self, tokenizer: ChatTokenizer, body: Body, size: int) -> int:
-        """Prompt tokens of a body of `size` bytes. Raises RequestError if the template refuses the messages."""
-        if size <= AT_ONCE:
+    async def count(self, tokenizer: ChatTokenizer, body: Body, size: int, tenant: ObjectKey) -> int:
+        """Prompt tokens of a body of `size` bytes. Raises RequestError if the template refuses the messages.
+
+        A count whose caller has left runs on, and its tenant's turn lasts until it has ended.
+        """
+        if not takes_long(body, size):
             return count(tokenizer, body)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, count, tokenizer, body)
+        turn = self._turns.setdefault(tenant, _Turn())
+        turn.users += 1
+        try:
+            await turn.lock.acquire()
+        except BaseException:
+            self._leave(tenant, turn)
+            raise
+        loop = asyncio.get_running_loop()
+
+        def ended(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed
+                loop.call_soon_threadsafe(self._pass_on, tenant, turn)
+
+        try:
+            job = self._executor.submit(count, tokenizer, body)
+        except RuntimeError:  # the threads have stopped
+            self._pass_on(tenant, turn)
+            raise
+        job.add_done_callback(ended)
+        return await asyncio.wrap_future(job)
+
+    def _pass_on(self, tenant: ObjectKey, turn: _Turn) -> None:
+        turn.lock.release()
+        self._leave(tenant, turn)
+
+    def _leave(self, tenant: ObjectKey, turn: _Turn) -> None:
+        turn.users -= 1
+        if not turn.users:
+            del self._turns[tenant]
 
     async def learn(self, model: ObjectKey, digest: str, address: Address) -> bool:
         """Make the tokenizer that an engine reports the model's one; False if it could not be fetched now."""

@@ -11,6 +11,7 @@ from headrace_wire.protocol import RequestHints
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
+MODELS_PATH = "/v1/models"
 
 _ENCODER = msgspec.json.Encoder()
 _SAMPLING = (  # forwarded as they came; what a client leaves out is the model's own

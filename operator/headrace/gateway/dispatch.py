@@ -6,9 +6,10 @@ The order, the deadlines and the choice are pure (`headrace.admission`, `headrac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from headrace.admission.deadline import StartDelays
+from headrace.admission.deadline import StartDelays, latest, latest_cold
 from headrace.admission.queue import FairQueue
 from headrace.admission.retry import DrainRate, cold_retry_after, retry_after
 from headrace.admission.types import Blocked, ClassRule, Item, QueueLimits
@@ -28,7 +29,11 @@ from headrace_wire.reasons import Reason, RequestError
 LOOK_AGAIN_S = 0.25  # between two looks at a queue in which nothing else happens: slow starts and breakers move on
 EXPECTED_OUTPUT = 128  # tokens of one choice, until the model has been seen
 LEARNING = 0.05  # weight of one more answer in the expected output
+COUNT_RETRY_S = 5.0  # prompts that are counted are soon counted
 MARGIN = 1.5  # of the expected output, that an answer may take without a surprise
+
+
+V = TypeVar("V")
 
 
 class Ticket:
@@ -75,7 +80,7 @@ class Ticket:
         """The engine answered as it should, with so many tokens for each choice."""
         if self._permit is not None:
             self._permit.success()
-        self._desk.learn_output(output_tokens)
+        self._desk.learn_output(min(output_tokens, self.call.output_limit))
 
     def failed(self, engine: Engine) -> None:
         """The engine did not answer as it should: it has to report before it gets more."""
@@ -221,7 +226,7 @@ class Desk:
             self._timer.cancel()
 
     def _set_endpoints(self, now: float) -> None:
-        self.queue.set_endpoints(any(engine.exists(now) for engine in self._hub.fleet.of(self.model).values()))
+        self.queue.set_endpoints(self._hub.fleet.exist(self.model, now))
 
     def _admit(self, item: Item[Ticket], endpoints: list[Endpoint], now: float) -> tuple[str, RouteRequest] | Blocked:
         ticket, call = item.payload, item.payload.call
@@ -255,7 +260,7 @@ class Desk:
         return max((report.prefill_rate for report in reports if report is not None), default=0.0)
 
     def _retry_after(self, item: Item[Ticket], now: float) -> float:
-        if any(engine.exists(now) for engine in self._hub.fleet.of(self.model).values()):
+        if self._hub.fleet.exist(self.model, now):
             return retry_after(len(self.queue), self._drain.rate(now), item.id)
         ages = [self.queue.oldest_age(name, now) or 0.0 for name in self.queue.classes()]
         return cold_retry_after(_cold_start(self._hub.world.models.get(self.model)), max(ages, default=0.0), item.id)
@@ -279,6 +284,23 @@ class Dispatcher:
     def submit(self, call: Call) -> Ticket:
         """A place in the queue of the call's Model. Raises RequestError when it is full."""
         return self._desk(call.model).submit(call)
+
+    async def in_time(self, call: Call, work: Awaitable[V]) -> V:
+        """Wait for what has to be done before the call can be queued. Raises RequestError at its deadline."""
+        now, arrived, service = self.clock(), call.times.arrived, call.target.service
+        serves = self.fleet.exist(call.model, now)
+        if serves:
+            until = latest(arrived, ClassRule(service.priority, service.ttft_s), call.deadline_s, 0.0)
+        else:
+            until = latest_cold(arrived, self.limits.cold_wait_s, call.deadline_s)
+        try:
+            async with asyncio.timeout(max(0.0, until - now)):
+                return await work
+        except TimeoutError as error:
+            message = f"The prompt was not counted within {until - arrived:.1f} s; other prompts were before it."
+            raise RequestError(
+                Reason.DEADLINE_EXCEEDED if serves else Reason.NO_CAPACITY, message, retry_after=COUNT_RETRY_S
+            ) from error
 
     def reconcile(self) -> None:
         """Follow the world: classes as they are now; what waits for a Model that is gone is told so."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 MAX_REPORT = 1024 * 1024  # bytes
 REPORT_WAIT_S = 2.0
+LARGEST = 10**15  # of any figure of a report, either way: what is larger cannot be
 SUSPECT_S = 1.0  # an engine that failed a request still counts as one that serves, so long
 _DECODER = msgspec.json.Decoder(EngineState)
 
@@ -33,6 +35,7 @@ class Engine:
     since: float
     report: EngineState | None = None
     reported_at: float | None = None
+    silent: bool = False  # the last time that it was asked, no report came
     suspect_at: float | None = None  # it failed a request then, and has not reported since
     hurry: asyncio.Event = field(default_factory=asyncio.Event)  # poll now: there is work
     task: asyncio.Task[None] | None = None
@@ -103,6 +106,14 @@ class Fleet:
         lengths = [e.report.model.max_tokens for e in self.of(model).values() if e.report and e.report.model.max_tokens]
         return min(lengths, default=None)
 
+    def may_serve(self, model: ObjectKey) -> bool:
+        """An engine of the model has reported, or has not been asked yet; endpoints alone may be anybody's."""
+        return any(engine.report is not None or not engine.silent for engine in self.of(model).values())
+
+    def exist(self, model: ObjectKey, now: float) -> bool:
+        """An engine of the model serves, as far as is known."""
+        return any(engine.exists(now) for engine in self.of(model).values())
+
     def hurry(self, model: ObjectKey) -> None:
         """There is work for this model: poll its engines at the busy pace."""
         for engine in self.of(model).values():
@@ -148,6 +159,7 @@ class Fleet:
         while True:
             report = await self._ask(engine, failures)
             failures = failures + 1 if report is None else 0
+            engine.silent = report is None
             if report is not None:
                 try:
                     await self._take(engine, report)
@@ -185,6 +197,8 @@ class Fleet:
             report = _DECODER.decode(data)
             if report.protocol not in (PROTOCOL, PROTOCOL - 1):
                 raise ValueError(f"protocol {report.protocol}")
+            if _is_absurd(msgspec.to_builtins(report)):
+                raise ValueError("a figure that cannot be")
         except (UpstreamError, msgspec.MsgspecError, ValueError) as error:
             if failures in (0, 10):
                 logger.warning("an engine's report did not come: %s", error, extra=engine.fields())
@@ -195,3 +209,12 @@ class Fleet:
         digest, known = report.model.tokenizer, self._counter.tokenizer(engine.model)
         if digest and (known is None or known.digest != digest):
             await self._counter.learn(engine.model, digest, engine.address)
+
+
+def _is_absurd(value: Any) -> bool:
+    """A number in it is too large to be reckoned with."""
+    if isinstance(value, dict):
+        return any(map(_is_absurd, value.values()))
+    if isinstance(value, list):
+        return any(map(_is_absurd, value))
+    return isinstance(value, (int, float)) and not abs(value) <= LARGEST

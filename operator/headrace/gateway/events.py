@@ -14,6 +14,7 @@ KEEP_ALIVE = b": waiting\n\n"
 
 _NEWLINE = rb"(?:\r\n|\n|\r(?!\n))"
 _BOUNDARY = re.compile(_NEWLINE + _NEWLINE)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, as JSON may spell it
 _LINE = re.compile(_NEWLINE)
 
 
@@ -150,7 +151,9 @@ def read_event(data: bytes | None) -> Reading:
         return _DONE
     try:
         chunk = _DECODER.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _MALFORMED
+    if not is_text(data):
         return _MALFORMED
     if chunk.error is not None:
         return Reading(Kind.ERROR, chunk)
@@ -163,6 +166,17 @@ def read_event(data: bytes | None) -> Reading:
     return Reading(Kind.OTHER, chunk)
 
 
+def is_text(data: bytes) -> bool:
+    """These bytes are UTF-8."""
+    if data.isascii():
+        return True
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 class _Spelling(NamedTuple):
     """Byte patterns of one way to write JSON. They match only as keys: inside a string a quote has a backslash."""
 
@@ -171,6 +185,7 @@ class _Spelling(NamedTuple):
     text: bytes  # of a plain chunk
     no_text: bytes
     running: bytes  # no finish reason
+    first: bytes  # the first choice, the only one of most answers
     ends: tuple[bytes, ...]  # what needs a closer look
 
 
@@ -180,6 +195,7 @@ _COMPACT = _Spelling(
     b'"text":"',
     b'"text":""',
     b'"finish_reason":null',
+    b'"index":0,',
     (b'"finish_reason":"', b'"usage":{', b'"error":'),
 )
 _SPACED = _Spelling(
@@ -188,6 +204,7 @@ _SPACED = _Spelling(
     b'"text": "',
     b'"text": ""',
     b'"finish_reason": null',
+    b'"index": 0,',
     (b'"finish_reason": "', b'"usage": {', b'"error": '),
 )
 
@@ -216,11 +233,15 @@ def leading_pieces(stream: bytes) -> tuple[int, int]:
 
 
 def _are_pieces(data: bytes, events: int) -> bool:
-    """So many chunks with text, without finish reason, usage or error in any of them; told without decoding."""
+    """So many chunks with text of the first choice, without finish reason, usage or error; told without decoding."""
     spelling = _COMPACT if _COMPACT.running in data else _SPACED
     for pattern in spelling.ends:
         if pattern in data:
             return False
-    if data.count(spelling.running) != events or spelling.no_content in data or spelling.no_text in data:
+    if data.count(spelling.running) != events or data.count(spelling.first) != events:
+        return False
+    if spelling.no_content in data or spelling.no_text in data or not is_text(data):
+        return False
+    if b"\\u" in data and _SURROGATE.search(data):
         return False
     return data.count(spelling.content) == events or data.count(spelling.text) == events

@@ -139,7 +139,7 @@ class Exchange:
             await stage.counter.learn(call.model, engine.report.model.tokenizer, engine.address)
             tokenizer = stage.counter.tokenizer(call.model)
         if tokenizer is not None:  # else the engine counts
-            call.prompt_tokens = await stage.counter.count(tokenizer, call.body, call.size)
+            call.prompt_tokens = await stage.counter.count(tokenizer, call.body, call.size, call.tenant)
             call.counted = True
         self._fit(context_of(call.target.model, stage.fleet.context(call.model)))
 

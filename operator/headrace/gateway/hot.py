@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.admission.quota import QuotaLedger, Reservation
+from headrace.admission.types import Ask
 from headrace.gateway.account import Account
 from headrace.gateway.body import Body, decode_chat, decode_completion
 from headrace.gateway.call import Call, check_context, client_deadline, context_of, request_ids
@@ -24,12 +25,12 @@ from headrace.gateway.client import (
     read_body,
     too_large,
 )
-from headrace.gateway.counting import estimate
+from headrace.gateway.counting import estimate, takes_long
 from headrace.gateway.dialects import CHAT_PATH, COMPLETION_PATH
 from headrace.gateway.dispatch import Dispatcher
 from headrace.gateway.exchange import Exchange, Stage, say_limit
 from headrace.gateway.identity import authenticate, resolve
-from headrace.gateway.journal import LONGEST_PATH, Line
+from headrace.gateway.journal import Line, endpoint_of
 from headrace.gateway.ledger import Books, Times
 from headrace.gateway.rest import REQUEST_ID
 from headrace.gateway.world import World
@@ -85,7 +86,7 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         headers: Headers = dict(scope["headers"])
-        line = Line(*request_ids(headers.get(b"x-request-id")), scope["path"][:LONGEST_PATH], self._stage.clock())
+        line = Line(*request_ids(headers.get(b"x-request-id")), endpoint_of(scope["path"]), self._stage.clock())
         decode = _DECODERS.get(scope["path"])
         if decode is None or scope["method"] != "POST":
             await self._serve_rest(line, scope, receive, send)
@@ -161,7 +162,6 @@ class Gateway:
             pass
         except asyncio.CancelledError:
             await down.fail(RequestError(Reason.DRAINING, "the gateway is stopping", retry_after=1))
-            raise
         except Exception:  # noqa: BLE001  the account has logged it; the client gets an answer all the same
             await down.fail(RequestError(Reason.INTERNAL, "the gateway failed"))
         finally:
@@ -171,15 +171,19 @@ class Gateway:
     async def _admit(self, call: Call, account: Account, down: Downstream) -> None:
         """Count, check, reserve, queue, relay. Raises RequestError, ClientGone."""
         settings, stage = self._settings, self._stage
-        if why := self._parts.world.why_none_will_serve(call.target.model):
+        why = None if stage.fleet.may_serve(call.model) else self._parts.world.why_stalled(call.target.model)
+        if why is not None:
             told = f"the model {call.body.model!r} cannot start, and waiting will not help ({why})"
             raise RequestError(Reason.NO_CAPACITY, told, retry_after=STALLED_RETRY_S)
         if call.body.streams:
             down.keep_alive(settings.hold_s, settings.beat_s)
         tokenizer = stage.counter.tokenizer(call.model)
         if tokenizer is not None:
+            if takes_long(call.body, call.size):  # whose quota is used up gets nothing counted
+                self._reserve(call, account, down, Ask(1, 1, call.body.choices))
             began = stage.clock()
-            call.prompt_tokens = await stage.counter.count(tokenizer, call.body, call.size)
+            counting = stage.counter.count(tokenizer, call.body, call.size, call.tenant)
+            call.prompt_tokens = await self._parts.dispatcher.in_time(call, counting)
             call.counted = True
             stage.metrics.count.observe(stage.clock() - began)
         context = context_of(call.target.model, stage.fleet.context(call.model))
@@ -187,25 +191,27 @@ class Gateway:
             check_context(call.prompt_tokens, context, call.body.prompt_field)
         call.fit(context, settings.default_output)
         say_limit(call, down)
-        account.reservation = self._reserve(call, down)
+        self._reserve(call, account, down, call.ask())
         ticket = self._parts.dispatcher.submit(call)
         try:
             await Exchange(stage, call, ticket, account, down).run()
         finally:
             ticket.close()
 
-    def _reserve(self, call: Call, down: Downstream) -> Reservation:
-        """Raises RequestError."""
+    def _reserve(self, call: Call, account: Account, down: Downstream, ask: Ask) -> None:
+        """Take this of the tenant's quota, in place of what the request holds of it already. Raises RequestError."""
         quotas, now = self._parts.quotas, self._stage.wall()
         tenant = self._parts.world.tenants.get(call.tenant)  # as it is now: counting may have taken a while
         if tenant is None:
             raise RequestError(Reason.UNAUTHORIZED, "the API key is not known any more")
         quotas.configure(call.tenant, tenant.spec.quota)
-        reserved = quotas.reserve(call.tenant, call.ask(), now)
+        if account.reservation is not None:
+            account.reservation.cancel(now)  # every limit is asked again: counting may have taken a while
+        reserved = quotas.reserve(call.tenant, ask, now)
         for kind, left in quotas.allowances(call.tenant, now).items():
             down.headers[b"x-ratelimit-limit-" + kind] = b"%d" % left.limit
             down.headers[b"x-ratelimit-remaining-" + kind] = b"%d" % left.remaining
             down.headers[b"x-ratelimit-reset-" + kind] = b"%gs" % left.reset_s
-        if isinstance(reserved, Reservation):
-            return reserved
-        raise reserved.error()
+        if not isinstance(reserved, Reservation):
+            raise reserved.error()
+        account.reservation = reserved

@@ -11,11 +11,19 @@ from typing import Any
 
 from headrace.gateway.account import Account
 from headrace.gateway.call import Call
+from headrace.gateway.dialects import CHAT_PATH, COMPLETION_PATH, MODELS_PATH
 from headrace.gateway.ledger import Outcome, Times
 
 logger = logging.getLogger(__name__)
 
-LONGEST_PATH = 200  # characters of a path that is none of ours
+ENDPOINTS = frozenset({CHAT_PATH, COMPLETION_PATH, MODELS_PATH, ""})  # "": no request came as far as a path
+
+
+def endpoint_of(path: str) -> str:
+    """A path as a line has it. What is no route of ours may be anything, a key that was pasted too: it is "other"."""
+    if path.startswith(f"{MODELS_PATH}/"):
+        return f"{MODELS_PATH}/{{name}}"
+    return path if path in ENDPOINTS else "other"
 
 
 @dataclass

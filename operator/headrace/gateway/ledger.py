@@ -82,7 +82,7 @@ class ClassBook:
         if outcome is Outcome.QUOTA or (outcome is Outcome.CANCELLED and not target_missed):
             return
         self.offered += 1
-        self.offered_tokens += tokens
+        self.offered_tokens += max(0, tokens)
 
 
 @dataclass

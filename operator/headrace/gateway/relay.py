@@ -19,6 +19,7 @@ from headrace.gateway.events import (
     Splitter,
     Usage,
     data_of,
+    is_text,
     leading_pieces,
     read_event,
 )
@@ -79,14 +80,15 @@ class Progress:
     """What has come of an answer."""
 
     times: Times
+    believes: Callable[[Usage], bool]  # this usage can be, for this request
     events: int = 0  # with content
     usage: Usage | None = None
     finished: set[int] = field(default_factory=set)  # choices with a finish reason
     done: bool = False
 
     def note(self, chunk: Chunk) -> None:
-        """Take usage and finish reasons."""
-        if chunk.usage is not None:
+        """Take usage and finish reasons. A usage that cannot be is as good as none."""
+        if chunk.usage is not None and self.believes(chunk.usage):
             self.usage = chunk.usage
         for choice in chunk.choices:
             if choice.finish_reason is not None:
@@ -101,7 +103,7 @@ class Progress:
     @property
     def output_tokens(self) -> int:
         """Tokens made so far; as many as content events until the engine says."""
-        return self.events if self.usage is None else max(self.usage.completion_tokens, 0)
+        return self.events if self.usage is None else self.usage.completion_tokens
 
 
 class Relay:
@@ -151,7 +153,7 @@ class Relay:
                 await self._down.write(shown)
             if self._failure is not None:
                 raise self._failure
-        raise UpstreamError(Failure.BROKEN, "the engine's answer ended before it was complete", untouched=False)
+        raise _broken("the engine's answer ended before it was complete")
 
     def _read(self, splitter: Splitter, data: bytes) -> bytes:
         """What of these bytes (b"" at the end) goes to the client. Raises UpstreamError for what cannot be read."""
@@ -184,13 +186,16 @@ class Relay:
             if kind is Kind.ERROR or kind is Kind.MALFORMED:
                 self._failure = _failure(reading)
                 break
+            if chunk is not None and not all(0 <= choice.index < self._wish.choices for choice in chunk.choices):
+                self._failure = _broken("the engine answered for a choice that nobody asked for")
+                break
             content += kind is Kind.CONTENT
             if chunk is not None:
                 progress.note(chunk)
             if data is not None and not self._wish.streams:
                 self._join(data)
             if kind is Kind.COMMENT:
-                if not (self._sent and event.startswith(b":")):
+                if not (self._sent and event.startswith(b":") and is_text(event)):
                     continue  # before the first event it would commit us to this engine
             elif kind is Kind.USAGE and not self._wish.usage:
                 continue
@@ -214,8 +219,8 @@ class Relay:
     def _join(self, data: bytes) -> None:
         try:
             self._joined.take(data)
-        except (msgspec.MsgspecError, AttributeError, TypeError) as error:
-            raise UpstreamError(Failure.BROKEN, "the engine sent a malformed chunk", untouched=False) from error
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, AttributeError, TypeError) as error:
+            raise _broken("the engine sent a malformed chunk") from error
         if self._joined.size > self._wish.max_answer:
             raise UpstreamError(
                 Failure.TOO_LARGE, f"the answer has more than {self._wish.max_answer} bytes", untouched=False
@@ -223,7 +228,7 @@ class Relay:
 
     async def _finish(self, rest: bytes) -> None:
         if len(self._progress.finished) < self._wish.choices:
-            raise UpstreamError(Failure.BROKEN, "the engine ended an answer that was not complete", untouched=False)
+            raise _broken("the engine ended an answer that was not complete")
         self._sent = True
         if self._wish.streams:
             await self._down.finish(rest)
@@ -241,5 +246,9 @@ def _failure(reading: Reading) -> UpstreamError | EngineRefused | None:
     if reading.kind is Kind.ERROR and reading.chunk is not None and reading.chunk.error is not None:
         return refused(reading.chunk.error)
     if reading.kind is Kind.MALFORMED:
-        return UpstreamError(Failure.BROKEN, "the engine sent an event that is not JSON", untouched=False)
+        return _broken("the engine sent an event that is no piece of an answer")
     return None
+
+
+def _broken(why: str) -> UpstreamError:
+    return UpstreamError(Failure.BROKEN, why, untouched=False)

@@ -16,13 +16,13 @@ from starlette.routing import Route
 
 from headrace.api.gateway_state import GatewayState
 from headrace.gateway.client import error_body, error_headers, not_synced
-from headrace.gateway.dialects import CHAT_PATH, COMPLETION_PATH
+from headrace.gateway.dialects import CHAT_PATH, COMPLETION_PATH, MODELS_PATH
 from headrace.gateway.identity import authenticate
-from headrace.gateway.journal import LONGEST_PATH
 from headrace.gateway.world import World
 from headrace_wire.reasons import Reason, RequestError
 
 REQUEST_ID = "headrace.request_id"  # in the ASGI scope, where there is one
+LONGEST_PATH = 200  # characters of a path that is none of ours
 CREATED = 0  # OpenAI's `created` of a model; ours have none
 
 
@@ -72,8 +72,8 @@ def client_routes(world: World) -> Starlette:
         raise HTTPException(405)
 
     routes = [
-        Route("/v1/models", models),
-        Route("/v1/models/{name}", model),
+        Route(MODELS_PATH, models),
+        Route(f"{MODELS_PATH}/{{name}}", model),
         Route(CHAT_PATH, wrong_method, methods=["GET", "PUT", "PATCH", "DELETE"]),
         Route(COMPLETION_PATH, wrong_method, methods=["GET", "PUT", "PATCH", "DELETE"]),
     ]

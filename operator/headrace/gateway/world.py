@@ -60,11 +60,9 @@ class World:
         """True where the built-in objective holds: its class is open to every tenant."""
         return self._slo_of(model) is None
 
-    def why_none_will_serve(self, model: Model) -> str | None:
-        """What the operator says of a Model that no waiting can help: Stalled, as it stands, and nothing serves it."""
+    def why_stalled(self, model: Model) -> str | None:
+        """What the operator says of a Model that will not start any more: Stalled, as it stands."""
         meta = model.metadata
-        if self.endpoints.get((meta.namespace, meta.name)):
-            return None
         for condition in model.status.conditions:
             stalled = (condition.type, condition.status) == (ConditionType.STALLED.value, "True")
             if stalled and condition.observed_generation >= meta.generation:
