@@ -18,6 +18,7 @@ from headrace_engine import logs, termination
 from headrace_engine.config import EngineConfig
 from headrace_engine.core import threads
 from headrace_engine.core.failure import StartError
+from headrace_engine.version import version
 from headrace_wire.shape import Termination
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     raw = argparse.RawDescriptionHelpFormatter
     top = argparse.ArgumentParser("headrace-engine", description=ABOUT, formatter_class=raw)
+    top.add_argument("--version", action="version", version=f"headrace-engine {version()}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve a model folder", description=SERVE, formatter_class=raw)
     _add_serve(serve)
@@ -148,10 +150,12 @@ def run_serve(args: argparse.Namespace) -> int:
     from headrace_engine.api.defaults import read_defaults
     from headrace_engine.api.server import EXIT_CORE_DIED, Engine, Settings, listen
     from headrace_engine.core.process import run
-    from headrace_engine.fetch.fetch import DEMO
     from headrace_engine.fetch.validate import validate
 
-    folder = DEMO if args.path == BUILTIN else Path(args.path)
+    try:
+        folder = _folder(args.path)
+    except StartError as error:
+        return _failed(error)
     name = args.served_model_name or ("demo" if args.path == BUILTIN else folder.resolve().name)
     config = _config(args, folder, name)
     if config.contradiction:
@@ -177,6 +181,19 @@ def run_serve(args: argparse.Namespace) -> int:
         logging.shutdown()
         os._exit(ended.code)  # a thread that is still tokenizing must not delay the restart
     return ended.code
+
+
+def _folder(path: str) -> Path:
+    """The folder to serve. Raises StartError for a URI that names none."""
+    from headrace_engine.fetch.fetch import DEMO
+    from headrace_engine.fetch.sources import Builtin, parse
+
+    if "://" not in path:
+        return Path(path)
+    if not isinstance(parse(path), Builtin):
+        cure = f"run `headrace-engine fetch {path} --into DIR`, then `headrace-engine serve DIR/model`"
+        raise StartError("SourceInvalid", f"serve takes a folder or {BUILTIN}: {cure}")
+    return DEMO
 
 
 def _config(args: argparse.Namespace, folder: Path, name: str) -> EngineConfig:

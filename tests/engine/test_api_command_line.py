@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from headrace_engine.main import parse_bytes, parser
+from headrace_engine.version import version
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -71,3 +77,32 @@ def test_help_of_serve_teaches_memory_threads_and_routes(capsys: pytest.CaptureF
         assert words in text
     for group in ("what is served, and where:", "memory:", "speed:", "leaving:"):
         assert group in text
+
+
+def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert version() == project["version"]
+    with pytest.raises(SystemExit) as caught:
+        parser().parse_args(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"headrace-engine {project['version']}\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("builtin://nope", "the only built-in model is builtin://demo"),
+        ("hf://org/name", "headrace-engine fetch hf://org/name --into DIR"),
+        ("pvc://claim/path", "serve takes a folder or builtin://demo"),
+        ("s3://bucket/x", "supported: builtin, pvc, hf"),
+        ("/no/such/folder", "/no/such/folder is not a folder"),
+    ],
+    ids=["unknown-builtin", "hub", "claim", "scheme", "no-folder"],
+)
+def test_what_cannot_be_served_says_what_to_write_instead(
+    path: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_TERMINATION_LOG", str(tmp_path / "log"))
+    arguments = parser().parse_args(["serve", path])
+    assert arguments.run(arguments) == 1
+    assert said in json.loads((tmp_path / "log").read_text())["message"]

@@ -63,9 +63,10 @@ class TestOpenAiClient:
         assert answer.choices[0].finish_reason == "stop"
 
     def test_streamed_chat(self, openai: OpenAI) -> None:
+        """It names no temperature: the demo model is greedy then."""
         whole = openai.chat.completions.create(model="demo", messages=QUESTION, temperature=0)  # type: ignore[call-overload]
         stream = openai.chat.completions.create(  # type: ignore[call-overload]
-            model="demo", messages=QUESTION, temperature=0, stream=True, stream_options={"include_usage": True}
+            model="demo", messages=QUESTION, stream=True, stream_options={"include_usage": True}
         )
         chunks = list(stream)
         pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]

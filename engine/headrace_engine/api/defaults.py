@@ -16,6 +16,7 @@ FILE = "generation_config.json"
 class Defaults:
     """Sampling where a body leaves a field out."""
 
+    greedy: bool = False  # unless a body names a temperature or a cut
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -34,7 +35,7 @@ _RANGES = {  # inclusive; what a request may ask for
 
 
 def read_defaults(folder: Path) -> Defaults:
-    """From the folder; fields that are absent or null ask for nothing, as does `do_sample`, which is not a request's.
+    """From the folder; fields that are absent or null ask for nothing. Only an explicit `do_sample: false` is greedy.
 
     Raises StartError naming the field where a value is none that a request could ask for.
     """
@@ -56,4 +57,10 @@ def read_defaults(folder: Path) -> Defaults:
             raise StartError("ModelInvalid", f"{FILE}: {field}: must be {low:g} to {high:g}, got {value!r}", FILE)
         found[field] = float(value)
     top_k = int(found.pop("top_k", 0))
-    return Defaults(top_k=top_k, **found)
+    return Defaults(greedy=_greedy(config.get("do_sample")), top_k=top_k, **found)
+
+
+def _greedy(do_sample: object) -> bool:
+    if do_sample is not None and not isinstance(do_sample, bool):
+        raise StartError("ModelInvalid", f"{FILE}: do_sample: must be true or false, got {do_sample!r}", FILE)
+    return do_sample is False

@@ -78,7 +78,7 @@ def _biases(body: Generation, limits: Limits) -> tuple[tuple[int, float], ...]:
 def sampling_of(body: Generation, limits: Limits, defaults: Defaults, seed: int) -> Sampling:
     """What the body asks for, the model's own defaults where it says nothing. Raises RequestError."""
     return Sampling(
-        temperature=_given(body.temperature, defaults.temperature),
+        temperature=_given(body.temperature, _temperature(body, defaults)),
         top_p=_given(body.top_p, defaults.top_p),
         top_k=min(max(defaults.top_k if body.top_k is None else body.top_k, 0), limits.vocabulary),
         seed=seed,
@@ -90,6 +90,12 @@ def sampling_of(body: Generation, limits: Limits, defaults: Defaults, seed: int)
         min_tokens=body.min_tokens or 0,
         logprobs=body.top,
     )
+
+
+def _temperature(body: Generation, defaults: Defaults) -> float:
+    """Where the body names none: a cut (`top_p`, `top_k`, `min_p`) asks for sampling, also of a greedy model."""
+    cuts = (body.top_p, body.top_k, body.min_p)
+    return 0.0 if defaults.greedy and all(cut is None for cut in cuts) else defaults.temperature
 
 
 def _given(value: float | None, default: float) -> float:
