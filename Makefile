@@ -16,6 +16,8 @@ help: ## Print this list
 	@echo
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
 	@echo
+	@echo "make demo ARGS=--no-burst leaves out the last four minutes; ARGS='--name mine' gives demo and demo-down a cluster"
+	@echo "of that name; ARGS=--force takes over one that another checkout started."
 	@echo "demo and test start a single-node Kubernetes of their own; with KUBECONFIG set they play on that cluster instead"
 	@echo "(its images named in HEADRACE_CONTROL_PLANE_IMAGE and HEADRACE_ENGINE_IMAGE) and remove there only what they made."
 
@@ -26,10 +28,10 @@ venv: ## Make .venv, from a cache that all checkouts share
 	@$(CLUSTER) setup --only venv
 
 demo: ## Everything from nothing to a streamed answer on a real Kubernetes; leaves it running
-	@PYTHONPATH=e2e $(PYTHON) -m demo up
+	@PYTHONPATH=e2e $(PYTHON) -m demo up $(ARGS)
 
 demo-down: ## Remove all that the demo started
-	@PYTHONPATH=e2e $(PYTHON) -m demo down
+	@PYTHONPATH=e2e $(PYTHON) -m demo down $(ARGS)
 
 test: ## All tests: unit, API server, engine, end to end; removes all it started
 	@$(RIG) prepare

@@ -15,7 +15,7 @@ from cluster.progress import step
 from cluster.storage import Storage
 
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
-KEPT = 3  # versions of each image that stay
+KEPT = 2  # versions of each image that stay; two checkouts may be at work
 
 
 def tag(recipe: Recipe, base: str) -> str:
@@ -50,6 +50,19 @@ def build_all() -> dict[str, str]:
 def current() -> dict[str, str]:
     """The names that `build_all` gives for the present state of the files, built or not."""
     return {recipe.name: tag(recipe, baseimage.name()) for recipe in context.RECIPES}
+
+
+def drop_old(storage: Storage) -> list[str]:
+    """Drop the images that this checkout would not build now, and what is left of builds; the names dropped."""
+    if not storage.exists():
+        return []
+    needed = {*current().values(), baseimage.name()}
+    with cache.locked(cache.root() / "build.lock", "images"):
+        old = [name for name in storage.names() if name not in needed]
+        for name in old:
+            storage.remove(name)
+        storage.remove_unnamed()
+    return old
 
 
 def _bud(storage: Storage, recipe: Recipe, names: tuple[str, str], on_line: Callable[[str], None]) -> None:

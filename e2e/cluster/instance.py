@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from cluster import addresses, binaries, cache, configs, network, parts, pause, seed, teardown
+from cluster import addresses, binaries, cache, configs, images, network, parts, pause, seed, teardown
 from cluster.addresses import Plan
 from cluster.cgroups import Groups
 from cluster.client import Client
+from cluster.context import ROOT
 from cluster.errors import ClusterError, require_root, require_tools
 from cluster.nodeimages import NodeImages
 from cluster.oci import Image
@@ -60,17 +61,28 @@ class Instance:
         """The images of its node."""
         if not self.layout.containerd_socket.exists():
             raise ClusterError(f"instance {self.name} is down: run `python3 -m cluster up --name {self.name}` first")
-        return NodeImages(self.layout.containerd_socket, self.layout.loaded)
+        return NodeImages(self.layout.containerd_socket)
 
     def load(self, names: Iterable[str]) -> None:
-        """Bring images of the machine's storage into its node; those that are there cost nothing."""
+        """Bring images of the machine's storage into its node; those that are there cost nothing.
+
+        Images that are neither among them nor what this checkout would build now are dropped.
+        """
         node = self.images()
+        names = list(names)
         storage = Storage.default()
         for name in names:
             image = storage.find(name)
             if image is None:
                 raise ClusterError(f"no image {name}: run `PYTHONPATH=e2e python3 -m cluster images` first")
             node.load(image)
+        node.drop_all_but({*names, *images.current().values()})
+
+    def claim(self, cure: str) -> None:
+        """Raise ClusterError, ending with `cure`, where another checkout has started it and it runs."""
+        record = Record.load(self.layout.record)
+        if record and record.held_by_other(ROOT):
+            raise ClusterError(f"instance {self.name} was started from {record.owner} and runs: {cure}")
 
     def problems(self) -> list[str]:
         """Why it is not healthy, a line each; empty if it is."""
@@ -81,6 +93,8 @@ class Instance:
             return [f"{name} has ended; {self.layout.log(name)} ends with: {self._tail(name, 1)}" for name in dead]
         if not network.exists(record.plan):
             return [f"network namespace {record.plan.namespace} is gone"]
+        if not self.layout.kubeconfig.exists():
+            return ["its kubeconfig is gone"]
         if not _node_ready(self.client(record.plan), record.plan):
             return ["the node is not Ready"]
         return []
@@ -102,6 +116,7 @@ def up(name: str, gpus: int | None = None) -> Instance:
     with instance.locked():
         record = Record.load(instance.layout.record)
         problems = instance.problems()
+        owner = str(ROOT)
         if record and record.kube != str(kube):
             problems.append("it runs another version of Kubernetes")
         if problems:
@@ -111,7 +126,9 @@ def up(name: str, gpus: int | None = None) -> Instance:
                 teardown.down(plan, instance.layout)
             plan = instance.plan()
             with step("up", f"starting instance {name} in network namespace {plan.namespace}", "15 s"):
-                _Start(instance, Record(plan, str(kube), pause_image.name), pause_image).run()
+                _Start(instance, Record(plan, str(kube), pause_image.name, owner=owner), pause_image).run()
+        elif record and record.owner != owner:
+            replace(record, owner=owner).save(instance.layout.record)
         plan = instance.plan()
         if gpus is None:
             return instance

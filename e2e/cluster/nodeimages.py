@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,9 @@ from cluster.oci import CHUNK, Image, archive
 from cluster.process import run, tail_of
 from cluster.progress import Step, say, step
 
-KEEP = 2  # versions of one repository that a node keeps
+OURS = "docker.io/headrace/"
+ALIAS = "sha256:"  # containerd's CRI names each image a second time by its configuration: that name keeps it, too
+KEPT_ALWAYS = f"{OURS}pause:"
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,6 @@ class NodeImages:
     """The images of one containerd, which must be running."""
 
     socket: Path
-    record: Path  # remembers the order of loading, newest last
 
     def _ctr(self, *args: str) -> list[str]:
         return ["ctr", "--address", str(self.socket), "--namespace", "k8s.io", *args]
@@ -45,7 +45,19 @@ class NodeImages:
         usual = "1 min" if missing > 1e9 else ""
         with step("load", f"importing {image.name}: {missing / 1e6:.0f} MB that the node lacks", usual) as running:
             self._import(image, present, running)
-        self._forget_old(image.name)
+
+    def drop_all_but(self, names: Collection[str]) -> None:
+        """Drop the project's images of other names, and the content that only they had.
+
+        Running containers keep what they run from.
+        """
+        rows = [line.split() for line in run(self._ctr("images", "ls")).splitlines()[1:]]
+        old = unneeded({name: digest for name, _, digest, *_ in rows}, names)
+        for name in old:
+            if name.startswith(OURS):
+                say("load", f"dropping {name.removeprefix('docker.io/')}, which nothing names any more")
+        if old:
+            run(self._ctr("images", "rm", "--sync", *old))
 
     def _import(self, image: Image, present: set[str], running: Step) -> None:
         command = self._ctr("images", "import", "--snapshotter", "overlayfs", "-")
@@ -69,22 +81,13 @@ class NodeImages:
         if importer.returncode != 0 or image.full_name not in self.ready():
             raise ClusterError(f"containerd did not take {image.name}: {tail_of(told)}")
 
-    def _forget_old(self, name: str) -> None:
-        """Drop versions of the same repository beyond the newest KEEP; running containers are not touched."""
-        loaded: list[str] = json.loads(self.record.read_text()) if self.record.exists() else []
-        kept, dropped = keep_newest([*(old for old in loaded if old != name), name], KEEP)
-        self.record.write_text(json.dumps(kept))
-        for old in dropped:
-            run(self._ctr("images", "rm", "--sync", f"docker.io/{old}"))
 
+def unneeded(there: Mapping[str, str], names: Collection[str]) -> list[str]:
+    """Of the images `there` (full name to digest), the project's that `names` lack, and second names of what goes.
 
-def keep_newest(names: Sequence[str], count: int) -> tuple[list[str], list[str]]:
-    """Split `repository:tag` names, oldest first, into the newest `count` of each repository and the rest."""
-    kept: list[str] = []
-    dropped: list[str] = []
-    seen: dict[str, int] = {}
-    for name in reversed(names):
-        repository = name.rpartition(":")[0]
-        seen[repository] = seen.get(repository, 0) + 1
-        (kept if seen[repository] <= count else dropped).append(name)
-    return kept[::-1], dropped[::-1]
+    The sandboxes' image always stays.
+    """
+    kept = {f"docker.io/{name}" for name in names}
+    old = [name for name in there if name.startswith(OURS) and name not in kept and not name.startswith(KEPT_ALWAYS)]
+    needed = {digest for name, digest in there.items() if name not in old and not name.startswith(ALIAS)}
+    return old + [name for name, digest in there.items() if name.startswith(ALIAS) and digest not in needed]

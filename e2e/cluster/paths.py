@@ -33,11 +33,6 @@ class Layout:
         return self.home / "images"
 
     @property
-    def loaded(self) -> Path:
-        """Names of the images brought into it, oldest first."""
-        return self.home / "loaded.json"
-
-    @property
     def run(self) -> Path:
         """Everything of one run: data, sockets, logs, certificates."""
         return self.home / "run"

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 
 from cluster import binaries, images, packages, venv
-from cluster.context import CONTROL_PLANE, ENGINE
+from cluster.context import CONTROL_PLANE, ENGINE, ROOT
 from cluster.errors import ClusterError
 from cluster.progress import say, step
 
@@ -35,6 +35,8 @@ def prepare(only: Collection[str] = PARTS) -> None:
         if "images" in only:
             fetched.append(lambda: images.build(ENGINE))
         side_by_side([compiled if "binaries" in only else [], fetched])
+        if "binaries" in only:
+            venv.link_tools(ROOT, {"kubectl": binaries.kube(), "helm": binaries.helm()})
 
 
 def side_by_side(lanes: Sequence[Sequence[Task]]) -> None:

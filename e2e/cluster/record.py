@@ -19,6 +19,7 @@ class Record:
     kube: str  # path of the binary, which names its version
     pause: str  # image of the sandboxes
     processes: tuple[Process, ...] = ()
+    owner: str = ""  # folder of the checkout that brought it up
 
     def save(self, file: Path) -> None:
         """Write it whole or not at all."""
@@ -32,13 +33,19 @@ class Record:
         try:
             data = json.loads(file.read_text())
             processes = tuple(Process(**entry) for entry in data["processes"])
-            return Record(Plan(**data["plan"]), data["kube"], data["pause"], processes)
+            return Record(Plan(**data["plan"]), data["kube"], data["pause"], processes, data.get("owner", ""))
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
     def process(self, name: str) -> Process | None:
         """The process of a part."""
         return next((process for process in self.processes if process.name == name), None)
+
+    def held_by_other(self, checkout: Path) -> bool:
+        """Whether a part still runs that another checkout started; a checkout that is gone holds nothing."""
+        if self.owner in ("", str(checkout)) or not Path(self.owner).is_dir():
+            return False
+        return any(process.alive for process in self.processes)
 
     def dead(self) -> Sequence[str]:
         """Names of parts that no longer run."""

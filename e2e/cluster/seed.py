@@ -41,8 +41,6 @@ def clone(donor: Layout, layout: Layout) -> None:
         copy = database.with_suffix(".new")
         shutil.copy2(database, copy)
         copy.replace(database)
-    if donor.loaded.exists():
-        shutil.copy2(donor.loaded, layout.loaded)
     draft.rename(layout.images)
 
 

@@ -38,6 +38,10 @@ class Storage:
         root, runtime = self.folder / "storage", self.folder / "run"
         return ["buildah", "--root", str(root), "--runroot", str(runtime), "--storage-driver", "overlay", *arguments]
 
+    def exists(self) -> bool:
+        """Whether anything was ever put into it."""
+        return (self.folder / "storage" / "overlay-images").is_dir()
+
     def has(self, name: str) -> bool:
         """Whether the image is there."""
         return succeeds(self.buildah("inspect", "--type", "image", f"localhost/{name}"))
@@ -75,6 +79,10 @@ class Storage:
     def remove(self, name: str) -> None:
         """Drop an image; layers that others use stay."""
         run(self.buildah("rmi", f"localhost/{name}"))
+
+    def remove_unnamed(self) -> None:
+        """Drop images without a name that none with a name is made of."""
+        run(self.buildah("rmi", "--prune"))
 
     def _layer(self, entry: dict[str, Any]) -> Blob:
         layers = json.loads((self.folder / "storage/overlay-layers/layers.json").read_text())

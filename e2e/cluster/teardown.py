@@ -26,6 +26,7 @@ def down(plan: Plan, layout: Layout) -> None:
     """Stop and remove everything but the image store; ClusterError with a list if something stays."""
     record = Record.load(layout.record)
     with step("down", f"stopping instance {plan.name}", "5 s"):
+        layout.kubeconfig.unlink(missing_ok=True)  # first, so that whoever uses it knows why nothing answers
         stop_parts(record, FIRST, signal.SIGTERM)
         bundles = list(layout.containerd_state.glob("io.containerd.runtime.v2.task/*/*"))
         traces = [trace for bundle in bundles for trace in _traces(bundle)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,6 +124,14 @@ def _make_thin(root: Path, here: Path, packages: Path) -> None:
         file.chmod(0o755)
     for name in PROGRAMS:
         (here / "bin" / name).symlink_to(packages.parents[2] / "bin" / name)
+
+
+def link_tools(root: Path, tools: Mapping[str, Path]) -> None:
+    """Let a checkout's `.venv/bin` hold programs under names of their own, where there is a `.venv`."""
+    folder = root / ".venv" / "bin"
+    for name, program in tools.items() if folder.is_dir() else ():
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(program)
 
 
 def _new(folder: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from demo import burst, talk
 from demo.story import Story
+from demo.talk import DemoFailed
 from rig.chat import Endpoint
 from rig.install import CHARTS, ROOT, Key, install, new_key, set_keys
-from rig.kube import Kube, is_true, wait_until
-from rig.world import World, check, close_world, open_world, parts, prepare
+from rig.kube import Kube, WaitFailed, is_true, wait_until
+from rig.world import World, check, claim, close_world, open_world, parts, prepare
 
 INSTANCE = "demo"
 RELEASE = "headrace"  # namespace of operator and gateway
@@ -24,16 +25,32 @@ PLAN = """Headrace, from nothing to a streamed answer on a real Kubernetes:
 It leaves all that running; `make demo-down` removes everything that it started."""
 
 
-def up(*, with_burst: bool = True) -> None:
-    """Run the demo."""
+def up(name: str = INSTANCE, *, with_burst: bool = True, force: bool = False) -> None:
+    """Run the demo, on the embedded instance `name` unless KUBECONFIG names a cluster.
+
+    Raises ClusterError where another checkout runs that instance, unless `force`.
+    """
     story = Story(6 if with_burst else 5)
     check()
+    if not force:
+        claim(name)
     story.line(PLAN)
     with story.step("What this machine needs"):
         prepare(parts())
     with story.step("A Kubernetes"):
-        world = open_world(INSTANCE)
+        if not force:
+            claim(name)  # minutes have passed
+        world = open_world(name)
         story.result(world.kube.run("get", "nodes"))
+    try:
+        _show(story, world, with_burst)
+        say_goodbye(story, world, name)
+    except (DemoFailed, WaitFailed):
+        world.kube.require()  # a cluster that was taken down explains it better
+        raise
+
+
+def _show(story: Story, world: World, with_burst: bool) -> None:
     with story.step("Operator and gateway, by helm"):
         install(world.kube, RELEASE, [TEAM], world.images, {})
         story.result(world.kube.run("get", "pods", "-n", RELEASE))
@@ -48,7 +65,6 @@ def up(*, with_burst: bool = True) -> None:
             with story.step("A burst that one replica cannot hold"):
                 burst.offer(story, world, TEAM, world.endpoint_for_load(RELEASE, url, keys["search"].secret))
     show_columns(story, world.kube)
-    say_goodbye(story, world, keys["search"])
 
 
 def apply_samples(story: Story, kube: Kube) -> dict[str, Key]:
@@ -57,6 +73,7 @@ def apply_samples(story: Story, kube: Kube) -> dict[str, Key]:
         story.command(f"kubectl apply -n {TEAM} -f charts/samples/{sample}")
         story.result(kube.run("apply", "-n", TEAM, "-f", str(CHARTS / "samples" / sample)))
     keys = {tenant: new_key("demo") for tenant in ("search", "guest")}
+    keep(keys["search"])
     for tenant, key in keys.items():
         story.command(f"headrace key new --name demo   # its hash goes into Tenant {tenant}")
         set_keys(kube, TEAM, tenant, {"demo": key})
@@ -79,24 +96,38 @@ def show_columns(story: Story, kube: Kube) -> None:
     story.result(kube.run("get", "models,tenants,slo", "-n", TEAM))
 
 
-def down() -> None:
-    """Remove what `up` has started, here and on the cluster."""
-    close_world(INSTANCE, releases=[RELEASE], namespaces=[TEAM])
-    SECRET.unlink(missing_ok=True)
-
-
-def say_goodbye(story: Story, world: World, key: Key) -> None:
-    """How to go on."""
+def keep(key: Key) -> None:
+    """Write a key where the user finds it, readable by its owner alone."""
     SECRET.parent.mkdir(exist_ok=True)
     SECRET.touch(mode=0o600)
     SECRET.write_text(key.secret + "\n")
+
+
+def down(name: str = INSTANCE, *, force: bool = False) -> None:
+    """Remove what `up` has started, here and on the cluster. Raises ClusterError as `up` does."""
+    if not force:
+        claim(name)
+    close_world(name, releases=[RELEASE], namespaces=[TEAM])
+    SECRET.unlink(missing_ok=True)
+
+
+def ending(name: str) -> str:
+    """The command that removes all that the demo started."""
+    return "make demo-down" if name == INSTANCE else f"make demo-down ARGS='--name {name}'"
+
+
+def say_goodbye(story: Story, world: World, name: str) -> None:
+    """How to go on."""
+    kubectl = " ".join(world.kube.kubectl) if world.netns is None else ".venv/bin/kubectl"
     story.line(
         f"""
 It stays up. To go on:
   export KUBECONFIG={world.kube.kubeconfig}
-  {" ".join(world.kube.kubectl)} -n {RELEASE} port-forward svc/headrace-gateway 8080:80 &
+  {kubectl} get models,tenants,slo -n {TEAM}
+  {kubectl} -n {RELEASE} port-forward svc/headrace-gateway 8080:80 &
   curl http://127.0.0.1:8080/v1/chat/completions -H "Authorization: Bearer $(cat {SECRET.relative_to(ROOT)})" \\
+       -H 'content-type: application/json' \\
        -d '{{"model": "{talk.MODEL}", "messages": [{{"role": "user", "content": "What is goodput?"}}]}}'
   .venv/bin/headrace explain model {talk.MODEL} -n {TEAM}
-  make demo-down      # removes everything that the demo started"""
+  {ending(name)}      # removes everything that the demo started"""
     )

@@ -42,7 +42,8 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host
         writer.close()
         return
     copies = [asyncio.ensure_future(_copy(reader, there_writer)), asyncio.ensure_future(_copy(there_reader, writer))]
-    await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+    with contextlib.suppress(asyncio.CancelledError):  # the door closes: the streams' own callback would complain
+        await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
     for copy in copies:
         copy.cancel()
     for end in (writer, there_writer):

@@ -21,6 +21,10 @@ class CommandFailed(Exception):
     """A command ended with an error: carries what it printed."""
 
 
+class ClusterGone(CommandFailed):
+    """The cluster was taken down while it was in use: its kubeconfig is not there any more."""
+
+
 class WaitFailed(AssertionError):
     """A state was not reached within its deadline."""
 
@@ -28,7 +32,7 @@ class WaitFailed(AssertionError):
 def wait_until(what: str, look: Callable[[], T | None], *, within: float, every: float = 0.5) -> T:
     """Poll `look` until it returns something true; raises WaitFailed naming `what` after `within` seconds.
 
-    A CommandFailed inside `look` counts as "not yet"; the last one is told on failure.
+    A CommandFailed inside `look` counts as "not yet", unless the cluster is gone; the last one is told on failure.
     """
     deadline = time.monotonic() + within
     last = ""
@@ -38,6 +42,8 @@ def wait_until(what: str, look: Callable[[], T | None], *, within: float, every:
             if seen:
                 return seen
             last = f"last seen: {seen!r}"
+        except ClusterGone:
+            raise
         except CommandFailed as error:
             last = str(error)
         if time.monotonic() > deadline:
@@ -55,21 +61,41 @@ class Kube:
 
     def run(self, *arguments: str, stdin: str | None = None, timeout: float = 120.0, check: bool = True) -> str:
         """kubectl's standard output. Raises CommandFailed."""
-        return self._run((*self.kubectl, *arguments), stdin, timeout, check)
+        return self._run((*self.kubectl, *self._where(), *arguments), stdin, timeout, check)
 
     def run_helm(self, *arguments: str, stdin: str | None = None, timeout: float = 300.0) -> str:
         """helm's standard output. Raises CommandFailed."""
-        return self._run((*self.helm, *arguments), stdin, timeout, True)
+        return self._run((*self.helm, *self._where(), *arguments), stdin, timeout, True)
 
     def environment(self) -> dict[str, str]:
         """Environment for programs that find the cluster through KUBECONFIG."""
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
 
+    def _where(self) -> tuple[str, ...]:
+        """The flag that names the cluster: without the file it is an error, where KUBECONFIG would be passed over."""
+        return () if os.pathsep in str(self.kubeconfig) else (f"--kubeconfig={self.kubeconfig}",)
+
+    def require(self) -> None:
+        """Raise ClusterGone where the kubeconfig is gone: kubectl would then speak to whatever it finds on loopback."""
+        files = [Path(part) for part in str(self.kubeconfig).split(os.pathsep) if part]
+        if not any(file.is_file() for file in files):
+            raise ClusterGone(
+                f"the cluster is gone, {self.kubeconfig} with it: it was taken down meanwhile (`make demo-down`); "
+                "`make demo` starts it anew"
+            )
+
     def _run(self, command: tuple[str, ...], stdin: str | None, timeout: float, check: bool) -> str:
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, timeout=timeout, env=self.environment(), check=False
-        )
+        self.require()
+        environment = self.environment()
+        try:
+            done = subprocess.run(
+                command, input=stdin, capture_output=True, text=True, timeout=timeout, env=environment, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            self.require()
+            raise CommandFailed(f"{' '.join(command[:8])}: did not end within {timeout:.0f} s") from error
         if check and done.returncode:
+            self.require()
             raise CommandFailed(f"{' '.join(command[:8])}: {(done.stderr or done.stdout).strip()[-2000:]}")
         return done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
@@ -102,10 +128,21 @@ class Kube:
     def forward(self, namespace: str, target: str, port: int) -> Iterator[str]:
         """The URL at which a port of a pod or Service answers on loopback, while the context is open."""
         local = free_port()
-        command = (*self.kubectl, "port-forward", "-n", namespace, target, f"{local}:{port}", "--address", "127.0.0.1")
+        command = (
+            *self.kubectl,
+            *self._where(),
+            "port-forward",
+            "-n",
+            namespace,
+            target,
+            f"{local}:{port}",
+            "--address",
+            "127.0.0.1",
+        )
         with Forward(command, self.environment()) as kept:
 
             def reached() -> bool:
+                self.require()
                 if kept.words and not answers(local):
                     raise CommandFailed(f"port-forward ended: {kept.words}")
                 return answers(local)

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import binaries, images, instance, network
+from cluster.addresses import check_name
 from cluster.errors import ClusterError
+from cluster.instance import Instance
 from rig import foreign
 from rig.chat import Endpoint
 from rig.install import ROOT, Images
@@ -75,6 +77,16 @@ def check() -> None:
     if own is not None:
         foreign.images()
         foreign.connect(own)
+
+
+def claim(name: str) -> None:
+    """Raise ClusterError where another checkout runs the embedded instance, which a user's cluster has no part in."""
+    if foreign.kubeconfig() is None:
+        cure = (
+            "use it there, take another name (`make demo ARGS='--name mine'`), "
+            "or make it this checkout's (`ARGS=--force`)"
+        )
+        Instance(check_name(name)).claim(cure)
 
 
 def parts() -> tuple[str, ...]:

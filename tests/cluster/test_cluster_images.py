@@ -5,17 +5,19 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster import baseimage, context, pipconfig
-from cluster.nodeimages import keep_newest
+from cluster import baseimage, context, images, pipconfig
+from cluster.nodeimages import NodeImages, unneeded
 from cluster.oci import Blob, Image, archive, file_layer, single_layer
-from cluster.storage import assemble
+from cluster.storage import Storage, assemble
 
 IMAGE = single_layer("headrace/x:1", Blob.of(file_layer({"bin/x": b"program"})), {"Entrypoint": ["/bin/x"]}, "amd64")
 
@@ -151,6 +153,81 @@ def test_apt_options_that_decide_how_packages_are_reached() -> None:
     ]
 
 
-def test_only_old_versions_of_the_same_repository_are_dropped() -> None:
-    kept, dropped = keep_newest(["r/a:1", "r/b:1", "r/a:2", "r/a:3"], 2)
-    assert (kept, dropped) == (["r/b:1", "r/a:2", "r/a:3"], ["r/a:1"])
+NODE = {
+    "docker.io/headrace/engine:old": "sha256:m1",
+    "docker.io/headrace/engine:new": "sha256:m2",
+    "docker.io/headrace/pause:p": "sha256:m3",
+    "docker.io/somebody/else:1": "sha256:m4",
+    "sha256:c1": "sha256:m1",
+    "sha256:c2": "sha256:m2",
+    "sha256:c3": "sha256:m3",
+    "sha256:c4": "sha256:m4",
+    "sha256:c0": "sha256:m0",
+}
+
+
+def test_images_that_nothing_names_go_with_their_second_names() -> None:
+    """The sandboxes' image and those of others stay; so does what shares its digest with an image that stays."""
+    assert set(unneeded(NODE, {"headrace/engine:new"})) == {"docker.io/headrace/engine:old", "sha256:c1", "sha256:c0"}
+    assert unneeded(NODE | {"docker.io/headrace/engine:new": "sha256:m1"}, {"headrace/engine:new"})[0].endswith(":old")
+    same = {
+        "docker.io/headrace/engine:a": "sha256:m",
+        "docker.io/headrace/engine:b": "sha256:m",
+        "sha256:c": "sha256:m",
+    }
+    assert unneeded(same, {"headrace/engine:b"}) == ["docker.io/headrace/engine:a"]
+
+
+@pytest.fixture
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Puts a program before all others of its name: prints what it is given to print, and writes down its arguments."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def make(name: str, printed: str) -> Path:
+        told, calls = folder / f"{name}.out", folder / f"{name}.calls"
+        told.write_text(printed)
+        calls.touch()
+        (folder / name).write_text(f'#!/bin/sh\necho "$*" >> {calls}\nexec cat {told}\n')
+        (folder / name).chmod(0o755)
+        return calls
+
+    return make
+
+
+def test_node_is_told_once_which_images_go(tool: Callable[[str, str], Path]) -> None:
+    rows = [
+        f"{name} {MEDIA} {digest} 1.0 MiB linux/amd64 io.cri-containerd.image=managed" for name, digest in NODE.items()
+    ]
+    calls = tool("ctr", "\n".join(["REF TYPE DIGEST SIZE PLATFORMS LABELS", *rows]))
+    node = NodeImages(Path("/run/c.sock"))
+    node.drop_all_but({"headrace/engine:new"})
+    head = "--address /run/c.sock --namespace k8s.io images"
+    assert calls.read_text().splitlines() == [
+        f"{head} ls",
+        f"{head} rm --sync docker.io/headrace/engine:old sha256:c1 sha256:c0",
+    ]
+    calls.write_text("")
+    tool("ctr", "REF TYPE DIGEST SIZE PLATFORMS LABELS\n")
+    node.drop_all_but(set())
+    assert calls.read_text().splitlines() == [f"{head} ls"]
+
+
+MEDIA = "application/vnd.oci.image.manifest.v1+json"
+
+
+def test_storage_keeps_what_this_checkout_builds(
+    tool: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    storage = Storage(tmp_path / "images")
+    needed = [*images.current().values(), baseimage.name()]
+    assert images.drop_old(storage) == []
+    (storage.folder / "storage" / "overlay-images").mkdir(parents=True)
+    names = [*needed, "headrace/engine:old", "headrace/base:old", "somebody/else:1"]
+    listed = [{"created": "1", "names": [f"localhost/{name}"]} for name in names]
+    calls = tool("buildah", json.dumps([*listed, {"created": "2", "names": None}]))
+    assert set(images.drop_old(storage)) == {"headrace/engine:old", "headrace/base:old"}
+    removed = [line.partition(" rmi ")[2] for line in calls.read_text().splitlines() if " rmi " in line]
+    assert removed == ["localhost/headrace/engine:old", "localhost/headrace/base:old", "--prune"]

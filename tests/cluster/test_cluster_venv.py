@@ -82,3 +82,12 @@ def test_environment_is_made_once_and_anew_when_packages_change(
     monkeypatch.setattr(venv, "third_party", lambda requirements: other)
     venv.ensure(checkout)
     assert not mark.exists()
+
+
+def test_tools_are_linked_where_there_is_an_environment(tmp_path: Path) -> None:
+    venv.link_tools(tmp_path, {"kubectl": tmp_path / "kube"})
+    assert not (tmp_path / ".venv").exists()
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for version in ("old", "new"):
+        venv.link_tools(tmp_path, {"kubectl": tmp_path / version / "kube"})
+    assert (tmp_path / ".venv" / "bin" / "kubectl").readlink() == tmp_path / "new" / "kube"
