@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -71,6 +72,7 @@ async def run(check: Callable[[FakeGateway, FakeEngine], Any], **settings: Any) 
         await eventually(gateway.idle)
 
 
+KEY = b"authorization: Bearer key"
 CHUNKS = b"".join(b"1;extension=1\r\n%c\r\n" % byte for byte in body()) + b"0\r\ntrailer: x\r\n\r\n"
 ODD = {
     "chunked": (head(b"transfer-encoding: chunked", b"connection: close") + CHUNKS, [200]),
@@ -92,7 +94,11 @@ ODD = {
     "a path of no Unicode": (request(body(), path=b"/%ff%00"), [404]),
     "HEAD": (request(b"", method=b"HEAD"), [405]),
     "OPTIONS": (request(b"", method=b"OPTIONS"), [405]),
-    "an upgrade": (request(body(), b"connection: upgrade", b"upgrade: h2c", last=False), [400]),
+    "an upgrade": (request(body(), b"connection: upgrade", b"upgrade: h2c", last=False) + request(body()), [200, 200]),
+    "a key in a trailer": (head(b"transfer-encoding: chunked", key=b"") + CHUNKS.replace(b"trailer: x", KEY), [401]),
+    "no chunk": (head(b"transfer-encoding: chunked") + b"zz\r\nabc", [400]),
+    "no chunk, behind another": (request(body(), last=False) + head(b"transfer-encoding: chunked") + b"zz", [200, 400]),
+    "nothing HTTP behind another": (request(body(), last=False) + b"\0\1\2\r\n", [200, 400]),
     "two lengths": (request(body(), b"content-length: 3"), [400]),
     "a length and chunks": (request(body(), b"transfer-encoding: chunked"), [400]),
     "a negative length": (head(b"content-length: -3"), [400]),
@@ -158,6 +164,26 @@ def test_a_body_cut_off_by_the_client_leaves_nothing() -> None:
         assert sum((await gateway.service_class()).outcomes.values()) == 1, "the others were never whole"
 
     asyncio.run(run(check))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [request(b"", path=b"/" + b"n" * 150, method=b"GET", last=False), request(b"x", last=False)],
+    ids=["no-route", "no-chat"],
+)
+def test_a_client_that_pipelines_and_never_reads_is_hung_up_on(data: bytes) -> None:
+    async def check(gateway: FakeGateway, engine: FakeEngine) -> None:
+        with socket.socket() as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            raw.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(raw, ("127.0.0.1", gateway.service.port))
+            with pytest.raises(ConnectionError):
+                async with asyncio.timeout(20):
+                    while True:
+                        await loop.sock_sendall(raw, data * 50)
+
+    asyncio.run(run(check, stall_s=0.3))
 
 
 def test_a_pipelined_request_of_a_client_that_left_is_not_served() -> None:

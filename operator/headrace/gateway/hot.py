@@ -29,6 +29,7 @@ from headrace.gateway.counting import estimate, takes_long
 from headrace.gateway.dialects import CHAT_PATH, COMPLETION_PATH
 from headrace.gateway.dispatch import Dispatcher
 from headrace.gateway.exchange import Exchange, Stage, say_limit
+from headrace.gateway.front import HANG_UP, MALFORMED
 from headrace.gateway.identity import authenticate, resolve
 from headrace.gateway.journal import Line, endpoint_of
 from headrace.gateway.ledger import Books, Times
@@ -57,21 +58,19 @@ class Parts:
 
 
 def check_headers(pairs: Sequence[tuple[bytes, bytes]], headers: Headers) -> None:
-    """Raises RequestError for headers that nobody should send: two of one that counts, or the wish for a protocol."""
+    """Raises RequestError for headers that nobody should send: two of one that counts."""
     if len(pairs) != len(headers):
         names = [name for name, _ in pairs]
         for name in _ONCE:
             if names.count(name) > 1:
                 raise RequestError(Reason.INVALID_REQUEST, f"the header {name.decode()} was sent more than once")
-    if b"upgrade" in headers and b"upgrade" in headers.get(b"connection", b"").lower():
-        raise RequestError(Reason.INVALID_REQUEST, "Upgrade is not supported: speak plain HTTP/1.1")
 
 
 def leaves_unread(headers: Headers) -> bool:
     """A refused request's body may still be on its way, or may never come: the connection cannot be used again."""
     length = headers.get(b"content-length", b"0")
     whole = length.isdigit() and len(length) < 9 and int(length) <= UNREAD
-    return not whole or b"expect" in headers or b"upgrade" in headers or b"transfer-encoding" in headers
+    return not whole or b"expect" in headers or b"transfer-encoding" in headers
 
 
 class Gateway:
@@ -95,17 +94,18 @@ class Gateway:
         down = Downstream(send, presence, line.request_id.encode(), self._settings.stall_s)
         try:
             check_headers(scope["headers"], headers)
-            call = await self._understand(headers, receive, decode, line)
+            call = await self._understand(scope, receive, decode, line)
         except RequestError as error:
             self._stage.metrics.refused.labels(error.reason.value).inc()
             if isinstance(error, BodyLate) or leaves_unread(headers):
                 down.headers[b"connection"] = b"close"
-            await down.fail(error)
+            await self._patiently(scope, down.fail(error))
             line.refused(error.reason.value, down.status, self._stage.clock())
         except ClientGone as gone:
             line.refused(gone.reason.value, None, self._stage.clock())
         else:
-            await self._serve(call, presence, down, line)
+            if await self._serve(call, presence, down, line) and HANG_UP in scope:
+                scope[HANG_UP]()  # or what is left to be read would keep the connection
 
     async def _serve_rest(self, line: Line, scope: Scope, receive: Receive, send: Send) -> None:
         """A route that is not hot: its answer bears an id, and leaves a line like any other."""
@@ -117,7 +117,7 @@ class Gateway:
                 status = message["status"]
                 reason = dict(message["headers"]).get(b"x-headrace-reason", b"").decode()
                 message["headers"] = [*message["headers"], (b"x-request-id", line.request_id.encode())]
-            await send(message)
+            await self._patiently(scope, send(message))
 
         scope[REQUEST_ID] = line.request_id
         try:
@@ -125,9 +125,20 @@ class Gateway:
         finally:
             line.other(reason, status, self._stage.clock())
 
-    async def _understand(self, headers: Headers, receive: Receive, decode: Decode, line: Line) -> Call:
+    async def _patiently(self, scope: Scope, sending: Awaitable[None]) -> None:
+        """Send, and hang up on a client that reads nothing for as long as the stall limit."""
+        timer = None
+        if self._settings.stall_s and HANG_UP in scope:
+            timer = asyncio.get_running_loop().call_later(self._settings.stall_s, scope[HANG_UP])
+        try:
+            await sending
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def _understand(self, scope: Scope, receive: Receive, decode: Decode, line: Line) -> Call:
         """Identify, decode, resolve. Raises RequestError, ClientGone."""
-        world, settings = self._parts.world, self._settings
+        world, settings, headers = self._parts.world, self._settings, dict(scope["headers"])
         if not world.synced:
             raise not_synced()
         tenant = authenticate(headers.get(b"authorization"), world.keys, self._stage.wall())
@@ -139,6 +150,8 @@ class Gateway:
             raise RequestError(Reason.INVALID_REQUEST, "compressed bodies are not supported")
         deadline_s = client_deadline(headers.get(b"x-headrace-deadline-ms"))
         data = await read_body(receive, settings.body_bytes, settings.body_s)
+        if MALFORMED in scope:
+            raise RequestError(Reason.INVALID_REQUEST, scope[MALFORMED])
         arrived = self._stage.clock()
         body = decode(data)
         wanted = headers.get(b"x-headrace-class")
@@ -146,8 +159,11 @@ class Gateway:
         guess = estimate(len(data))
         return Call(line.engine_id, target, body, len(data), Times(arrived), guess, deadline_s)
 
-    async def _serve(self, call: Call, presence: Presence, down: Downstream, line: Line) -> None:
-        """Everything from here on ends in one outcome, and in an answer if there is anybody to answer."""
+    async def _serve(self, call: Call, presence: Presence, down: Downstream, line: Line) -> bool:
+        """Everything from here on ends in one outcome, and in an answer if there is anybody to answer.
+
+        True: there is somebody, who reads nothing.
+        """
         down.headers[b"x-headrace-class"] = call.target.service.name.encode()
         book = self._parts.books.book(call.model, call.target.service.name)
         account = Account(call, book, self._stage.metrics, self._stage.clock, self._stage.wall)
@@ -158,8 +174,8 @@ class Gateway:
                 except RequestError as error:
                     account.error = error
                     await down.fail(error)
-        except ClientGone:
-            pass
+        except ClientGone as gone:
+            return gone.reason is Reason.SLOW_READER
         except asyncio.CancelledError:
             await down.fail(RequestError(Reason.DRAINING, "the gateway is stopping", retry_after=1))
         except Exception:  # noqa: BLE001  the account has logged it; the client gets an answer all the same
@@ -167,6 +183,7 @@ class Gateway:
         finally:
             down.quiet()
             line.ended(call, account, down.status, self._stage.clock())
+        return False
 
     async def _admit(self, call: Call, account: Account, down: Downstream) -> None:
         """Count, check, reserve, queue, relay. Raises RequestError, ClientGone."""
