@@ -1,24 +1,34 @@
-"""A client's connection: uvicorn's, with a bound on the head of a request, and refusals that a program can read."""
+"""A client's connection: uvicorn's, with bounds on what is no body, and refusals that a program can read."""
 
 from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
 
+import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace_wire.reasons import Reason, RequestError
 
-MAX_HEAD = 64 << 10  # bytes of a request line and its headers, and what one read brings beyond it
+MAX_HEAD = 64 << 10  # bytes of a request line and its headers, or of trailers, and what one read brings beyond it
 HEAD_S = 30.0  # for a head to be complete
+_FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class Connection(HttpToolsProtocol):
-    """One connection."""
+    """One connection. Nothing closes it over a running request but a broken body of that request itself."""
 
-    _head_bytes = 0  # of a head that is not complete yet
+    _bare_bytes = 0  # of the reads since one brought a head's end, a piece of body or a message's end
+    _moved = False  # this read did
+    _in_head = False  # from a message's first byte to its head's end
+    _in_body = False  # from there to the message's end; fields are trailers
+    _rereading = False  # the parser is told again of a head that it has left
+    _over = False  # nothing that comes now is read as HTTP
+    _refusal: tuple[HTTPStatus, str] | None = None  # to be told once what came before has been answered
     _head_timer: asyncio.TimerHandle | None = None
+    _served: RequestResponseCycle | None = None  # the cycle that runs; `cycle` may be one that waits behind it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client that connects and says nothing is not kept for ever either."""
@@ -29,44 +39,123 @@ class Connection(HttpToolsProtocol):
         """Nothing is expected any more."""
         self._head_complete()
         super().connection_lost(exc)
+        if self._served is not None and not self._served.response_complete:
+            self._served.disconnected = True
+            self._served.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Raises nothing: what is no HTTP is answered with 400."""
-        awaited = self._head_timer
-        super().data_received(data)
-        if awaited is None or self._head_timer is not awaited:
-            return  # what it brought of another head is bounded by one read
-        self._head_bytes += len(data)
-        if self._head_bytes > MAX_HEAD and not self.transport.is_closing():
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head is larger than {MAX_HEAD} bytes")
+        self._unset_keepalive_if_required()
+        if self._over or self.transport.is_closing():
+            return
+        self._moved = False
+        try:
+            self._feed(memoryview(data))
+        except httptools.HttpParserError:
+            self._end(HTTPStatus.BAD_REQUEST, "this is not a valid HTTP/1.1 request")
+            return
+        self._bare_bytes = 0 if self._moved else self._bare_bytes + len(data)
+        if self._bare_bytes > MAX_HEAD:
+            what = "what follows the body" if self._in_body else "the head"
+            self._end(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"{what} is larger than {MAX_HEAD} bytes")
+        else:
+            self._expect_head()
 
     def on_message_begin(self) -> None:
-        """A head begins; a connection's first one has been expected since it was made."""
-        super().on_message_begin()
-        if self._head_timer is None:
-            self._expect_head()
+        """A head begins."""
+        if not self._rereading:
+            super().on_message_begin()
+            self._in_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Trailers are dropped: what counts comes before the body."""
+        if not self._in_body:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """A head is complete."""
-        self._head_complete()
-        super().on_headers_complete()
+        if not self._rereading:
+            self._head_complete()
+            super().on_headers_complete()
+            self._in_head, self._in_body, self._moved = False, True, True
 
-    def send_400_response(self, msg: str) -> None:
-        """The error object instead of plain text."""
-        self._refuse(HTTPStatus.BAD_REQUEST, "this is not a valid HTTP/1.1 request")
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body."""
+        self._moved = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A body is complete, unless the parser left it for the sake of another protocol."""
+        self._moved = True
+        if not (self.parser.should_upgrade() and any(name in _FRAMING for name, _ in self.headers)):
+            super().on_message_complete()
+            self._in_body = False
+
+    def on_response_complete(self) -> None:
+        """The next request's turn, or that of what is no request."""
+        if self._refusal is not None and not self.pipeline and not self.transport.is_closing():
+            self._refuse(*self._refusal)
+        super().on_response_complete()
+        if self._in_head or self._in_body:
+            self._expect_head()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _feed(self, data: memoryview) -> None:
+        """Read on where the parser stops for the sake of another protocol: nobody has to follow an `Upgrade`."""
+        while len(data):
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stop:
+                data = data[stop.args[0] :]
+                if self._in_body:
+                    self._reread()
+
+    def _reread(self) -> None:
+        """A parser that reads the body after the head which asked for another protocol."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        fields = [name + b": " + value for name, value in self.headers if name in _FRAMING]
+        self._rereading = True
+        try:
+            self.parser.feed_data(b"\r\n".join([b"POST / HTTP/1.1", *fields, b"", b""]))
+        finally:
+            self._rereading = False
+
+    def _idle(self) -> bool:
+        """Every request that has come has its answer."""
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def _end(self, status: HTTPStatus, message: str) -> None:
+        """What comes cannot be read: answer what can be answered, in its turn, and close."""
+        self._over = True
+        if self._idle() and self._in_body:
+            self.transport.close()  # it has its answer
+        elif self._idle() or (self._in_body and not self.pipeline and not self.cycle.response_started):
+            self._refuse(status, message)
+        elif not self._in_body:
+            self._refusal = status, message
+        elif self.pipeline:
+            self.pipeline.popleft()  # the one whose body it was
+            self._refusal = status, message
+        else:
+            self.cycle.keep_alive = False
 
     def _expect_head(self) -> None:
-        self._head_complete()
-        self._head_timer = self.loop.call_later(HEAD_S, self._head_too_slow)
+        """Something may come that is no request yet; what ends the wait is a head's end alone."""
+        if self._idle() and self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(HEAD_S, self._head_too_slow)
 
     def _head_complete(self) -> None:
-        self._head_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
     def _head_too_slow(self) -> None:
-        if self._head_bytes and not self.transport.is_closing():
+        if self._in_head and not self.transport.is_closing():
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"no whole head came within {HEAD_S:g} s")
         self.transport.close()
 
