@@ -167,7 +167,10 @@ def test_encoding_leaves_the_interpreter_to_others() -> None:
 
 
 def test_a_stream_goes_on_while_a_prompt_of_100_000_characters_is_tokenized() -> None:
-    """A real process at ten times the promise, over what its tokens take when nothing else is asked."""
+    """A real process at ten times the promise, over what its tokens take when nothing else is asked.
+
+    A loop that tokenizes stalls each time; a machine that is busy otherwise does not stall it five times in a row.
+    """
 
     async def main() -> tuple[float, float]:
         limits = ("--threads", "1", "--max-sequences", "2", "--kv-cache-bytes", "64Mi")
@@ -175,7 +178,11 @@ def test_a_stream_goes_on_while_a_prompt_of_100_000_characters_is_tokenized() ->
             EngineProcess("builtin://demo", *limits) as engine,
             httpx.AsyncClient(base_url=engine.url, timeout=60) as client,
         ):
-            return await _largest_gap(client, None), await _largest_gap(client, LONG_TEXT)
+            alone = await _largest_gap(client, None)
+            beside = [await _largest_gap(client, LONG_TEXT)]
+            while beside[-1] >= alone + LATE_S and len(beside) < 5:
+                beside.append(await _largest_gap(client, LONG_TEXT))
+            return alone, beside[-1]
 
     alone, beside = asyncio.run(main())
     assert beside < alone + LATE_S

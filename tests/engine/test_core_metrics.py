@@ -18,14 +18,14 @@ def test_the_prefix_cache_in_metrics() -> None:
         evictions={"room": 4, "parent": 2, "reset": 1},
     )
     state = EngineState(model=ModelInfo(name="m"), cache=cache)
+    prefix = "headrace_engine_prefix_cache"
     text = Metrics(lambda: state, lambda: 0).text().decode()
     samples = {
         (sample.name, sample.labels.get("reason")): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if "prefix_cache" in sample.name
+        if sample.name.startswith(prefix)
     }
-    prefix = "headrace_engine_prefix_cache"
     assert samples == {
         (f"{prefix}_bytes", None): 4096.0,
         (f"{prefix}_asked_tokens_total", None): 500.0,
