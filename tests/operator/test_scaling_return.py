@@ -127,6 +127,14 @@ def test_what_is_learned_after_a_step_down_does_not_undo_it() -> None:
     assert service.changes == [UP, DOWN]
 
 
+def test_another_way_to_forecast_brings_no_replica_back_while_nobody_asks() -> None:
+    """After the second burst a way that holds for longer would have been cheaper: chosen just after the step down."""
+    service = Service().run(90).run(97, 17).run(200).run(30, 17)
+    before = len(service.changes)
+    service.run(250)
+    assert service.changes[before:] == [DOWN]
+
+
 @pytest.mark.parametrize("idle_s", [2, 8, 30, 120])
 def test_new_load_brings_the_replica_back(idle_s: int) -> None:
     service = after_a_burst().run(idle_s)

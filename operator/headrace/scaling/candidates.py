@@ -53,6 +53,9 @@ def expected(context: Context) -> Candidate:
     rate = expected_rate(arrivals, setting, plant.cold_start_s)
     wanted = replicas(rate, setting, plant.capacity)
     text = f"{rate:.3g} requests/s ({setting}); {each.detail}"
+    if wanted > context.replicas.current and not any(context.arrivals[-round(PRESENT_S / BIN_S) :]):
+        wanted = context.replicas.current
+        text += f"; nobody asked in {PRESENT_S:.0f} s, which is no time to grow"
     return Candidate(FORECAST, wanted + context.stuck, text + _stuck(context))
 
 
@@ -182,7 +185,8 @@ def _down_by_forecast(context: Context, fewer: int, capacity: float) -> Candidat
     wanted = expected(context)
     recent = context.arrivals[-round(PRESENT_S / BIN_S) :]
     load = sum(recent) / max(1, len(recent))
-    text = f"forecast: {wanted.detail}; {load:.3g} requests/s at present, {fewer} take {fewer * capacity:.3g}"
+    would = f"{show_count(fewer, 'replica')} would take {fewer * capacity:.3g}"
+    text = f"forecast: {wanted.detail}; {load:.3g} requests/s at present, {would}"
     fits = wanted.replicas is not None and wanted.replicas <= fewer and load <= fewer * capacity
     return Candidate(DOWN, fewer if fits else None, text)
 
