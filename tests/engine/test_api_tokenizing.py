@@ -190,7 +190,14 @@ def test_a_stream_goes_on_while_a_prompt_of_100_000_characters_is_tokenized() ->
 
 async def _largest_gap(client: httpx.AsyncClient, text: str | None) -> float:
     """Seconds between events of a stream, from the time another prompt is sent until it is refused."""
-    asked: dict[str, Any] = {"model": "demo", "prompt": "TTFT is", "max_tokens": 1800, "ignore_eos": True}
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "prompt": "TTFT is",
+        "max_tokens": 1800,
+        "ignore_eos": True,
+        "temperature": 1,
+        "seed": 1,
+    }
     refusal: asyncio.Task[httpx.Response] | None = None
     gaps: list[float] = []
     async with client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as stream:
