@@ -67,7 +67,7 @@ class Stage:
         self.tenants = Tenants(self.store, self.notes, applier, self.moment)
         http = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
         gateways = Gateways(http, slices=None, port=0, url="http://gateway")
-        hands = Hands(self.leader, self.queue, self.recorder, self.tenants, Measures(), "hr")
+        hands = Hands(self.leader, self.queue, self.recorder, self.tenants, Measures(), "hr", "headrace.hr")
         self.actor = Actor(self.store, self.notes, gateways, hands, self.clock)
 
     def moment(self) -> datetime:
@@ -288,6 +288,27 @@ def test_beside_another_scaler_nothing_is_written() -> None:
         assert on.replicas == 3
         assert "'hpa'" in on.condition("ScalingActive")["message"]
         assert [event["reason"] for event in await on.scalings()] == ["Conflict"], "told once, and nothing is done"
+
+    play(test)
+
+
+def test_another_scaler_is_known_from_the_number_that_it_wrote() -> None:
+    """The loop sees a Deployment with the other's number before reconcile does, and below the Model's least."""
+
+    async def test(on: Stage) -> None:
+        await on.model(minReplicas=2, maxReplicas=3)
+        await on.pod("one")
+        await on.pod("two")
+        await on.pass_time(3)
+        path = DEPLOYMENTS.path("team", "demo", "scale")
+        await on.fake.patch(path, {"spec": {"replicas": 1}}, params={"fieldManager": "hpa"})
+        on._see()
+        await on.actor.tick()
+        await on.settle()
+        assert on.condition("ScalingActive")["reason"] == "Conflict"
+        assert on.status["scaling"]["lastDecisions"] == []
+        assert [event["reason"] for event in await on.scalings()] == ["Conflict"]
+        assert on.replicas == 1
 
     play(test)
 

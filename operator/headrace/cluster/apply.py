@@ -10,6 +10,7 @@ from headrace.cluster.errors import ApiError, Conflict, NotFound
 from headrace.cluster.resources import Resource, key_of
 
 REPLICAS = ".spec.replicas"
+REPLICAS_FIELD: Object = {"f:spec": {"f:replicas": {}}}  # the same, as managedFields tell it
 UNDECLARED = "field not declared in schema"  # how the API server refuses a field that it does not know
 
 
@@ -73,10 +74,13 @@ class Applier:
             raise
 
 
+def replicas_owners(obj: Object) -> list[str]:
+    """The field managers that own `spec.replicas`."""
+    entries = obj["metadata"].get("managedFields") or ()
+    owned = [e for e in entries if "f:replicas" in ((e.get("fieldsV1") or {}).get("f:spec") or {})]
+    return [str(entry.get("manager")) for entry in owned]
+
+
 def replicas_owner(obj: Object, manager: str) -> str | None:
     """A field manager other than `manager` that owns `spec.replicas`."""
-    for entry in obj["metadata"].get("managedFields") or ():
-        fields = (entry.get("fieldsV1") or {}).get("f:spec") or {}
-        if "f:replicas" in fields and entry.get("manager") != manager:
-            return str(entry.get("manager"))
-    return None
+    return next((owner for owner in replicas_owners(obj) if owner != manager), None)

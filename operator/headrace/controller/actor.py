@@ -14,6 +14,7 @@ import msgspec
 from headrace.api.gateway_state import EngineReport
 from headrace.api.model import Model
 from headrace.api.slo import BUILTIN_SLO, ServiceLevelObjective
+from headrace.cluster.apply import replicas_owner
 from headrace.cluster.errors import ClusterError
 from headrace.cluster.events import Note, Recorder
 from headrace.cluster.lease import Leader
@@ -54,6 +55,7 @@ class Hands:
     tenants: Tenants
     measures: Measures
     installation: str  # its namespace
+    manager: str  # the field manager of all that the operator writes
 
 
 @dataclass
@@ -161,6 +163,8 @@ class Actor:
         deployment = self._store.get(DEPLOYMENTS, key)
         if deployment is None:
             return
+        # another writer's number comes with its name: it is nobody's supply to correct, even before reconcile met it
+        notes.other_manager = notes.other_manager or replicas_owner(deployment, self._hands.manager)
         current = int((deployment.get("spec") or {}).get("replicas", 1))
         if memory.replicas is not None and memory.replicas != current:
             memory.changed_at = now

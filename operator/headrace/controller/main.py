@@ -109,7 +109,7 @@ def build(settings: Settings, client: Client, http: httpx.AsyncClient) -> Operat
         SLOS: referenced.reconcile_slo,
         PROFILES: referenced.reconcile_profile,
     }
-    hands = Hands(leader, queue, recorder, tenants, measures, installation.namespace)
+    hands = Hands(leader, queue, recorder, tenants, measures, installation.namespace, settings.manager)
     url = settings.prometheus_url
     operator = Operator(
         settings=settings,

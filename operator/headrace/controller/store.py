@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from headrace.cluster.apply import REPLICAS_FIELD, replicas_owners
 from headrace.cluster.resources import Key, Resource, key_of
 
 Object = dict[str, Any]
@@ -102,6 +103,9 @@ def _number(text: str) -> int:
 
 
 def _slim(obj: Object) -> Object:
-    """Without the bookkeeping of field managers, which is larger than the object."""
+    """Without the bookkeeping of field managers, which is larger than the object, but for who owns spec.replicas."""
     metadata = {k: v for k, v in obj["metadata"].items() if k != "managedFields"}
+    owners = replicas_owners(obj)
+    if owners:
+        metadata["managedFields"] = [{"manager": owner, "fieldsV1": REPLICAS_FIELD} for owner in owners]
     return {**obj, "metadata": metadata}
