@@ -6,7 +6,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 CLUSTER := PYTHONPATH=e2e $(PYTHON) -m cluster
 RIG := PYTHONPATH=e2e $(PYTHON) -m rig
-PY := .venv/bin/python
+# The tests end to end, which wait much, run beside all others: one worker each, in that order.
+WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: help demo demo-down test test-fast check format crds images setup venv cluster-up cluster-down
@@ -35,7 +36,7 @@ demo-down: ## Remove all that the demo started
 
 test: ## All tests: unit, API server, engine, end to end; removes all it started
 	@$(RIG) prepare
-	@trap '$(RIG) close >/dev/null 2>&1 || true' EXIT; .venv/bin/pytest tests e2e
+	@trap '$(RIG) close >/dev/null 2>&1 || true' EXIT; .venv/bin/pytest e2e tests $(WORKERS)
 
 test-fast: venv ## Tests that need no cluster and no API server
 	@.venv/bin/pytest tests -m "not apiserver and not e2e"

@@ -1,4 +1,4 @@
-"""What holds for all tests: how hypothesis makes examples, and no file that stays behind."""
+"""What holds for all tests: examples of hypothesis, which of them share a worker, and no file that stays behind."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ import pytest
 from headrace.testing import examples
 
 examples.load()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers: a file's tests share one, with what they start; those end to end share one cluster."""
+    for item in items:
+        group = "e2e" if item.get_closest_marker("e2e") else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 EPOCH = 315532800  # 1980-01-01, the modification time of every staged file, so that equal content is equal
 IGNORED = ("__pycache__", ".pyc")
+DEVELOPMENT = "# For development alone"  # the heading of constraints.txt below which no image looks
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ RECIPES = (CONTROL_PLANE, ENGINE)
 
 
 def files(recipe: Recipe, root: Path = ROOT) -> dict[str, bytes]:
-    """The build context: path to content. pyproject.toml is cut down to what the Dockerfile reads of it,
+    """The build context: path to content. pyproject.toml and constraints.txt are cut down to what the Dockerfile reads
 
-    so that a new lint rule does not cost a new layer of dependencies.
+    of them, so that a new lint rule or test tool does not cost a new layer of dependencies.
     """
     found = {
         str(path.relative_to(root)): path.read_bytes()
@@ -49,7 +50,7 @@ def files(recipe: Recipe, root: Path = ROOT) -> dict[str, bytes]:
     }
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     found["pyproject.toml"] = project_table(project, recipe.extras).encode()
-    found["constraints.txt"] = (root / "constraints.txt").read_bytes()
+    found["constraints.txt"] = (root / "constraints.txt").read_text().split(DEVELOPMENT)[0].encode()
     found["Dockerfile"] = (root / recipe.dockerfile).read_bytes()
     return found
 

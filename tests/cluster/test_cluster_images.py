@@ -77,11 +77,12 @@ def checkout(tmp_path: Path) -> Path:
         for folder in recipe.folders:
             (tmp_path / folder).mkdir(parents=True, exist_ok=True)
             (tmp_path / folder / "code.py").write_text("x = 1\n")
-    (tmp_path / "constraints.txt").write_text("torch==1\n")
+    (tmp_path / "constraints.txt").write_text(PINS)
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)
     return tmp_path
 
 
+PINS = f"torch==1\n\n{context.DEVELOPMENT}: nothing else.\npytest==1\n"
 PYPROJECT = """[project]
 dependencies = ["a>=1"]
 [project.optional-dependencies]
@@ -93,9 +94,10 @@ dev = ["pytest"]
 
 
 @pytest.mark.parametrize("recipe", context.RECIPES, ids=lambda recipe: recipe.name)
-def test_context_does_not_change_with_lint_rules_or_compiled_files(checkout: Path, recipe: context.Recipe) -> None:
+def test_context_does_not_change_with_tools_of_development_or_compiled_files(checkout: Path, recipe: context.Recipe) -> None:
     before = context.files(recipe, checkout)
     (checkout / "pyproject.toml").write_text(PYPROJECT.replace("pytest", "other") + "[tool.ruff]\nline-length = 99\n")
+    (checkout / "constraints.txt").write_text(PINS.replace("pytest==1", "pytest==2"))
     (checkout / recipe.folders[0] / "__pycache__").mkdir()
     (checkout / recipe.folders[0] / "__pycache__" / "code.pyc").write_bytes(b"")
     assert context.files(recipe, checkout) == before
