@@ -11,6 +11,7 @@ from headrace.api.common import MAP_BY_NAME, NO_DEFAULT, ApiType, Metadata, Name
 from headrace.api.model_status import ModelStatus
 from headrace.api.pod import EnvVar, PodSettings
 from headrace.api.quantities import PositiveBytes, PositiveDuration, seconds
+from headrace.api.schedule import Bounds, Override, Schedule, bounds_at
 from headrace.api.source import SecretKeyRef, Source
 
 __all__ = [
@@ -21,10 +22,12 @@ __all__ = [
     "EnvVar",
     "Model",
     "ModelSpec",
+    "Override",
     "PodSettings",
     "Precision",
     "Runtime",
     "Scaling",
+    "Schedule",
     "SecretKeyRef",
     "Source",
 ]
@@ -118,6 +121,20 @@ class Scaling(ApiType):
     down_after: PositiveDuration = Field(
         "5m", description="One replica fewer must have sufficed for so long before one is removed."
     )
+    schedules: Annotated[list[Schedule], Field(max_length=16)] = Field(
+        default_factory=list,
+        description="Windows of the day with bounds of their own, in place of minReplicas and maxReplicas. Of several "
+        "that are open the largest minReplicas and the largest maxReplicas hold.",
+        json_schema_extra=MAP_BY_NAME,
+    )
+    override: Override | None = Field(
+        None, description="A number of replicas by hand for a time, in place of all bounds and schedules."
+    )
+    weight: Annotated[int, Field(ge=1, le=1000)] = Field(
+        1,
+        description="Against other Models of the namespace, where a ResourceQuota or the nodes' room is too small for "
+        "all: the shortfall of a Model of weight 2 counts twice.",
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -130,7 +147,19 @@ class Scaling(ApiType):
             "minReplicas must not exceed maxReplicas",
             field=".minReplicas",
         ),
+        Rule(
+            "!has(self.schedules) || !has(self.maxReplicas) || self.schedules.all(s, "
+            "(has(s.minReplicas) ? s.minReplicas : self.minReplicas) <= "
+            "(has(s.maxReplicas) ? s.maxReplicas : self.maxReplicas))",
+            "a schedule's minReplicas must not exceed its maxReplicas; where it lacks one, scaling's counts",
+            field=".schedules",
+        ),
     )
+
+    def bounds(self, at: float | None = None) -> Bounds:
+        """Fewest and most replicas at a time in unix seconds, by schedules and override; None: the spec's own."""
+        own = Bounds(self.min_replicas, max(self.min_replicas, self.max_replicas))
+        return own if at is None else bounds_at(own, self.schedules, self.override, at)
 
     @property
     def to_zero_after_s(self) -> float:

@@ -45,6 +45,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the explanation."""
+    import time
+
     from headrace.api.model import Model
     from headrace.api.slo import ServiceLevelObjective
     from headrace.cli.explain_report import report
@@ -54,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     slo = None if found.slo is None else _parse(ServiceLevelObjective, found.slo)
     if not isinstance(model, Model) or not (slo is None or isinstance(slo, ServiceLevelObjective)):
         raise TypeError("an object of another kind was parsed")
-    print(report(model, slo))
+    print(report(model, slo, time.time()))
     return 0
 
 

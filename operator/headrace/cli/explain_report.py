@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.api.model import Model
 from headrace.api.quantities import seconds, show_count
+from headrace.api.schedule import Schedule
 from headrace.api.slo import BUILTIN_SLO, ServiceLevelObjective
 from headrace.scaling.outlook import outlook
 from headrace.scaling.types import Policy
@@ -14,15 +15,16 @@ from headrace.scaling.types import Policy
 Row = Sequence[str]
 
 
-def report(model: Model, slo: ServiceLevelObjective | None) -> str:
-    """All that the object says, in sections. `slo`: the objective that the Model names, if it exists."""
+def report(model: Model, slo: ServiceLevelObjective | None, at: float | None = None) -> str:
+    """All that the object says, in sections. `slo`: the objective that the Model names, if it exists; `at`: unix
+    seconds, by which schedules and an override hold."""
     sections = (
         ("Conditions", _conditions(model)),
-        ("Replicas", _replicas(model)),
+        ("Replicas", _replicas(model, at)),
         ("Memory, on the fullest rank", _memory(model)),
         (f"Service level ({_slo_title(model, slo)})", _service_level(model, slo)),
         ("Last scaling decisions, newest first", _decisions(model)),
-        ("What would change the number of replicas", _outlook(model, slo)),
+        ("What would change the number of replicas", _outlook(model, slo, at)),
     )
     lines = [_headline(model)]
     for title, body in sections:
@@ -46,7 +48,7 @@ def _conditions(model: Model) -> Iterator[str]:
     yield from _table(rows) if rows else ["none yet"]
 
 
-def _replicas(model: Model) -> Iterator[str]:
+def _replicas(model: Model, at: float | None) -> Iterator[str]:
     status, scaling = model.status, model.spec.scaling
     if scaling.mode == "Off":
         yield f"{model.spec.replicas} wanted by spec.replicas (scaling.mode Off), {status.ready_replicas} ready"
@@ -54,10 +56,21 @@ def _replicas(model: Model) -> Iterator[str]:
         desired = status.scaling.desired if status.scaling is not None else status.replicas
         yield f"{desired} wanted, {status.replicas} there, {status.ready_replicas} ready"
         acts = "the autoscaler acts" if scaling.mode == "Auto" else "the autoscaler only records what it would do"
-        yield f"mode {scaling.mode}: {acts}, between {scaling.min_replicas} and {scaling.max_replicas}"
+        bounds = scaling.bounds(at)
+        by = f" by {bounds.detail}" if bounds.by else ""
+        yield f"mode {scaling.mode}: {acts}, between {bounds.least} and {bounds.most}{by}"
+        yield from (f"{schedule}: {_bounds(schedule)}" for schedule in scaling.schedules)
+        if scaling.override is not None:
+            yield f"{scaling.override}" + ("" if bounds.by == "override" else ": over")
     if status.scaling is not None and status.scaling.cold_start is not None:
         cold = status.scaling.cold_start
         yield f"a new replica takes {cold.p50} (median) to {cold.p95} (95th percentile) from creation to ready"
+
+
+def _bounds(schedule: Schedule) -> str:
+    least = None if schedule.min_replicas is None else f"at least {schedule.min_replicas}"
+    most = None if schedule.max_replicas is None else f"at most {schedule.max_replicas}"
+    return ", ".join(filter(None, (least, most)))
 
 
 def _memory(model: Model) -> Iterator[str]:
@@ -124,13 +137,13 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
         yield f"  guard {guard.get('name', '?')}: {guard.get('effect', '')}, {guard.get('detail', '')}"
 
 
-def _outlook(model: Model, slo: ServiceLevelObjective | None) -> Iterator[str]:
+def _outlook(model: Model, slo: ServiceLevelObjective | None, at: float | None) -> Iterator[str]:
     scaling, status = model.spec.scaling, model.status
     if scaling.mode == "Off":
         yield "only spec.replicas, or `kubectl scale`: scaling.mode is Off"
         return
     current = status.scaling.desired if status.scaling is not None else status.replicas
-    told = outlook(Policy.of(model, slo), current, _cold_start(model))
+    told = outlook(Policy.of(model, slo, at), current, _cold_start(model))
     yield from (f"{name}: {text}" for name, text in zip(("up", "down", "to zero"), told.values(), strict=True))
 
 

@@ -129,7 +129,7 @@ class Actor:
 
     def _look(self, key: Key, model: Model, sample: Sample, now: float) -> None:
         slo = self._slo(model)
-        policy = Policy.of(model, slo)
+        policy = Policy.of(model, slo, now)
         memory = self._remember(key, model, policy)
         self.record.before(key, policy, memory.window)
         memory.window.add(sample)
@@ -178,6 +178,7 @@ class Actor:
         if _acts(model, notes) or not decision.changes:  # a step that is not taken must not make the next one wait
             memory.decided = decision.memory
         self._hands.measures.desired(*key, decision.replicas)
+        notes.scaling = replace(notes.scaling, bounds="" if policy.ordered is None else policy.ordered.detail)
         self._note(model, memory, notes, decision)
 
     def _note(self, model: Model, memory: _Memory, notes: ModelNotes, decision: Decision) -> None:

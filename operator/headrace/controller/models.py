@@ -72,7 +72,7 @@ class Models:
         inputs = Inputs(model=model, slo=references.slo or BUILTIN_SLO, installation=self._installation)
         deployment = self._store.get(DEPLOYMENTS, key)
         observed = None if deployment is None else replicas_of_deployment(deployment)
-        wanted = target(model.spec, notes.decision, observed)
+        wanted = target(model.spec, notes.decision, observed, self._now().timestamp())
         planned = plan(inputs, wanted, self._running(model, deployment))
         judgement = self._judge(model, references, notes, planned.revision)
         applied = Applied()

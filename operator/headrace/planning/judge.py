@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from headrace.api.conditions import ConditionType
 from headrace.api.model import Model
 from headrace.api.profile import ProfileSpec
+from headrace.api.schedule import problems
 from headrace.api.slo import SloSpec
 from headrace.planning.memory import MemoryFit, fit_model
 from headrace.planning.pods import plausible
@@ -59,7 +60,7 @@ def known_shape(model: Model, fetched: ModelShape | None) -> ModelShape | None:
 
 def judge(model: Model, references: References, shape: ModelShape | None) -> Judgement:
     """References, then parallelism, then memory; the first that fails refuses."""
-    refusal = _missing(model, references) or _ranks(model, references.profile)
+    refusal = _missing(model, references) or _times(model) or _ranks(model, references.profile)
     fit: MemoryFit | None = None
     if shape is not None:
         try:
@@ -85,6 +86,12 @@ def _missing(model: Model, references: References) -> Refusal | None:
                 "(no reference crosses a namespace), or correct the name",
             )
     return None
+
+
+def _times(model: Model) -> Refusal | None:
+    scaling = model.spec.scaling
+    found = next(problems(scaling.schedules, scaling.override), None)
+    return None if found is None else Refusal(Why.INVALID_SPEC.value, found)
 
 
 def _profile(model: Model) -> str:

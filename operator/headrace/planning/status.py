@@ -46,6 +46,7 @@ class ScalingView:
     decisions: tuple[dict[str, Any], ...] = ()  # newest first
     other_manager: str | None = None  # who owns .spec.replicas of the Deployment instead of us
     rival: str = ""  # that manager in words, where more is known of it than its name
+    bounds: str = ""  # the schedule or override whose bounds hold, in words
 
     @property
     def writer(self) -> str:
@@ -155,6 +156,9 @@ def _zero(view: View) -> str:
         return f"zero replicas are what {view.scaling.writer} wants"
     if spec.scaling.mode != "Auto":
         return "zero replicas are wanted: spec.replicas is 0"
+    bounds = spec.scaling.bounds(view.now.timestamp())
+    if bounds.most == 0:
+        return f"zero replicas are wanted by {bounds.detail}: no request wakes the Model meanwhile"
     return "zero replicas are wanted; a request wakes the Model"
 
 
@@ -240,7 +244,8 @@ def _scaling_active(view: View) -> Condition:
     if mode == "Off":
         message = f"spec.scaling.mode is Off: spec.replicas {spec.replicas} holds; Auto lets the autoscaler decide"
         return condition(kind, "False", Why.SCALING_OFF, message)
-    bounds = f"between {spec.scaling.min_replicas} and {spec.scaling.max_replicas} replicas"
+    now = spec.scaling.bounds(view.now.timestamp())
+    bounds = f"between {now.least} and {now.most} replicas" + (f" by {now.detail}" if now.by else "")
     last = scaling.decisions[0] if scaling.decisions else None
     message = bounds if last is None else f"{bounds}; last change at {last.get('at')}: {last.get('message')}"
     if mode == "Advise":

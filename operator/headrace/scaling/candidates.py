@@ -34,7 +34,8 @@ def candidates(context: Context) -> tuple[Candidate, ...]:
 def floor(context: Context) -> Candidate:
     """Never fewer than the spec says."""
     least = context.policy.min_replicas
-    return Candidate(FLOOR, least, f"minReplicas is {least}")
+    by = f", by {context.policy.ordered.detail}" if context.policy.ordered is not None else ""
+    return Candidate(FLOOR, least, f"minReplicas is {least}{by}")
 
 
 def expected(context: Context) -> Candidate:

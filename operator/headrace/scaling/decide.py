@@ -23,7 +23,18 @@ from headrace.scaling.candidates import (
     candidates,
 )
 from headrace.scaling.context import Context, implausible
-from headrace.scaling.types import Candidate, Decision, Guard, Memory, Policy, Reason, Refused, Replicas, iso
+from headrace.scaling.types import (
+    Candidate,
+    Decision,
+    Guard,
+    Memory,
+    Ordered,
+    Policy,
+    Reason,
+    Refused,
+    Replicas,
+    iso,
+)
 from headrace.scaling.window import Window
 
 _REASONS = {
@@ -37,6 +48,7 @@ _REASONS = {
     DOWN: Reason.UNDERUSED,
     TO_ZERO: Reason.TO_ZERO,
 }
+_ORDERS = {"schedule": Reason.SCHEDULE, "override": Reason.OVERRIDE}
 _UPWARD = (FLOOR, FROM_ZERO, FORECAST, QUEUE_AGE, GOODPUT)
 _FORGET_REFUSAL_S = 3600.0
 _FILL_LESS, _FILL_AGAIN, _LEAST_FILL = 0.85, 1.005, 0.5  # at a step up for goodput; each minute; never less
@@ -60,7 +72,30 @@ class _Answer:
 
 def decide(policy: Policy, window: Window, replicas: Replicas, now: float, memory: Memory | None = None) -> Decision:
     """How many replicas there should be at `now` (unix seconds). Hand the decision's `memory` to the next call."""
-    memory = _watch_room(memory or Memory(), replicas, now)
+    decision = _decide(policy, window, replicas, now, memory or Memory())
+    if policy.ordered is None:
+        return decision
+    chosen = decision.memory  # chosen once: the way to forecast does not depend on the bounds
+    before = msgspec.structs.replace(
+        memory or Memory(), choice=chosen.choice, price=chosen.price, chosen_at=chosen.chosen_at
+    )
+    return _against(decision, _decide(policy.plain(), window, replicas, now, before), policy.ordered)
+
+
+def _against(decision: Decision, plain: Decision, ordered: Ordered) -> Decision:
+    """The decision, with what it would have been under the spec's own bounds if that is something else."""
+    if decision.replicas == plain.replicas:
+        return decision
+    detail = f"{ordered.detail}; without it {plain.replicas} ({plain.reason.value})"
+    return msgspec.structs.replace(
+        decision,
+        reason=_ORDERS.get(ordered.by, decision.reason),
+        guards=(*decision.guards, Guard(ordered.by, f"{plain.replicas} → {decision.replicas}", detail)),
+    )
+
+
+def _decide(policy: Policy, window: Window, replicas: Replicas, now: float, memory: Memory) -> Decision:
+    memory = _watch_room(memory, replicas, now)
     context = Context(policy, window, replicas, now, memory)
     found = candidates(context)
     winner = _winner(found, replicas.current)
@@ -71,8 +106,8 @@ def decide(policy: Policy, window: Window, replicas: Replicas, now: float, memor
     _limit_step(context, answer, winner)
     _limit_pace(context, answer, winner)
     _limit_room(context, answer)
-    answer.bind("maxReplicas", min(answer.replicas, policy.max_replicas), Reason.MAX_REPLICAS, _bounds(policy))
-    answer.bind("minReplicas", max(answer.replicas, policy.min_replicas), Reason.MIN_REPLICAS, _bounds(policy))
+    answer.bind("maxReplicas", min(answer.replicas, policy.max_replicas), Reason.MAX_REPLICAS, policy.bounds)
+    answer.bind("minReplicas", max(answer.replicas, policy.min_replicas), Reason.MIN_REPLICAS, policy.bounds)
     if (answer.replicas - replicas.current) * (wanted - replicas.current) > 0:
         answer.reason = _REASONS[winner.name]  # bound, but on its way
     return Decision(
@@ -212,10 +247,6 @@ def _remember(context: Context, replicas: int, winner: Candidate) -> Memory:
 def _settles(context: Context, winner: Candidate) -> bool:
     """A step down that no forecast had part in: by idleness, or by slots while it is not known what a replica takes."""
     return winner.name == TO_ZERO or (winner.name == DOWN and context.plant is None)
-
-
-def _bounds(policy: Policy) -> str:
-    return f"minReplicas {policy.min_replicas}, maxReplicas {policy.max_replicas}"
 
 
 def _inputs(context: Context) -> dict[str, int | float | str | None]:

@@ -14,7 +14,7 @@ def outlook(policy: Policy, current: int, cold_start_s: float | None) -> dict[st
 
 def _up(policy: Policy, current: int) -> str:
     if current >= policy.max_replicas:
-        return f"not beyond spec.scaling.maxReplicas, which is {policy.max_replicas}"
+        return f"not beyond {_named(policy, 'maxReplicas')}, which is {policy.max_replicas}"
     if current == 0:
         return "at once when a request waits"
     waits = " or ".join(
@@ -33,7 +33,7 @@ def _up(policy: Policy, current: int) -> str:
 def _down(policy: Policy, current: int, cold_start_s: float | None) -> str:
     fewer = current - 1
     if fewer < max(1, policy.min_replicas):
-        least = f"spec.scaling.minReplicas is {policy.min_replicas}" if policy.min_replicas else "see to zero"
+        least = f"{_named(policy, 'minReplicas')} is {policy.min_replicas}" if policy.min_replicas else "see to zero"
         return f"not below {current}: {least}" if current else "nothing runs"
     slots = fewer * policy.max_sequences
     held = max(policy.down_after_s, cold_start_s or 0.0)
@@ -49,7 +49,11 @@ def _down(policy: Policy, current: int, cold_start_s: float | None) -> str:
 
 def _zero(policy: Policy, current: int) -> str:
     if policy.min_replicas:
-        return f"never, spec.scaling.minReplicas is {policy.min_replicas}"
+        return f"never, {_named(policy, 'minReplicas')} is {policy.min_replicas}"
     if current == 0:
         return "it is at zero; the first request brings a replica back"
     return f"when every gateway has had no request for {show_seconds(policy.to_zero_after_s)}"
+
+
+def _named(policy: Policy, field: str) -> str:
+    return f"spec.scaling.{field}" if policy.ordered is None else f"{field} of {policy.ordered.detail}"

@@ -28,6 +28,8 @@ class Reason(str, Enum):
     TO_ZERO = "ToZero"  # every gateway proves that nothing was asked for
     MIN_REPLICAS = "MinReplicas"
     MAX_REPLICAS = "MaxReplicas"
+    SCHEDULE = "Schedule"  # an open window's bounds
+    OVERRIDE = "Override"  # the number that was set by hand, until it expires
     UNSCHEDULABLE = "Unschedulable"  # the cluster has no room
     COOLDOWN = "Cooldown"  # the last change is too young
     NO_DATA = "NoData"  # nothing was ever seen
@@ -44,6 +46,15 @@ class ClassPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_age_s: float
     ttft_s: float
     objective_percent: int
+
+
+class Ordered(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds that hold for a time in place of the spec's own."""
+
+    by: str  # schedule or override
+    detail: str  # which one, with its window or end
+    min_replicas: int  # the spec's own
+    max_replicas: int
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,15 +76,18 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     retry_growth_s: float = 120.0  # first back-off after returned growth; doubles
     retry_growth_max_s: float = 1800.0
     stuck_after_s: float = 600.0  # a replica still not ready then no longer delays others' removal
+    ordered: Ordered | None = None  # whose bounds `min_replicas` and `max_replicas` are, if not the spec's own
 
     @classmethod
-    def of(cls, model: Model, slo: ServiceLevelObjective | None) -> Policy:
-        """The policy of a Model with its ServiceLevelObjective (None: the built-in one)."""
+    def of(cls, model: Model, slo: ServiceLevelObjective | None, at: float | None = None) -> Policy:
+        """The policy of a Model with its ServiceLevelObjective (None: the built-in one), at a time in unix seconds
+        (None: whatever the schedules and the override say)."""
         scaling = model.spec.scaling
+        own, bounds = scaling.bounds(), scaling.bounds(at)
         classes = (slo.spec if slo is not None else BUILTIN_SLO).classes
         return cls(
-            min_replicas=scaling.min_replicas,
-            max_replicas=max(scaling.min_replicas, scaling.max_replicas),
+            min_replicas=bounds.least,
+            max_replicas=bounds.most,
             max_sequences=model.spec.engine.max_sequences,
             down_after_s=scaling.down_after_s,
             to_zero_after_s=scaling.to_zero_after_s,
@@ -87,7 +101,23 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
                 )
                 for c in classes
             ),
+            ordered=Ordered(by=bounds.by, detail=bounds.detail, min_replicas=own.least, max_replicas=own.most)
+            if bounds.by
+            else None,
         )
+
+    @property
+    def bounds(self) -> str:
+        """Fewest and most, in words."""
+        by = f" by {self.ordered.detail}" if self.ordered is not None else ""
+        return f"minReplicas {self.min_replicas}, maxReplicas {self.max_replicas}{by}"
+
+    def plain(self) -> Policy:
+        """The same with the spec's own bounds."""
+        if self.ordered is None:
+            return self
+        own = self.ordered
+        return msgspec.structs.replace(self, min_replicas=own.min_replicas, max_replicas=own.max_replicas, ordered=None)
 
 
 class FaultKind(str, Enum):
