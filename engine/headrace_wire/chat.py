@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
+from headrace_wire.bounds import least_tokens
 from headrace_wire.detokenizer import DecoderUnsupported, Detokenizer, TokenBytes, Vocabulary
 from headrace_wire.protocol import TokenizerBundle
 from headrace_wire.reasons import Reason, RequestError
@@ -153,6 +154,7 @@ class ChatTokenizer:
             raise TokenizerInvalid("tokenizer.json", str(error).removeprefix("tokenizer.json: ")) from error
         self._vocabulary = Vocabulary(token_bytes, self._tokenizer.id_to_token, special)
         self._with_special = Vocabulary(token_bytes, self._tokenizer.id_to_token, ())
+        self._least = least_tokens(json.loads(bundle.tokenizer_json), self._normalize)
         try:
             self._template = None if bundle.chat_template is None else ChatTemplate(bundle.chat_template)
         except TemplateFailure as error:
@@ -202,13 +204,33 @@ class ChatTokenizer:
             raise RequestError(Reason.INVALID_REQUEST, f"messages: {error}", param="messages") from error
         return _up_to_last(text, str(plain[-1]["content"])) if rendering.continue_final else text
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = NEW_ANSWER) -> list[int]:
-        """Token ids of the templated messages. Raises RequestError with param `messages`."""
-        return self._encode(self.render_chat(messages, rendering), special=False, param="messages")
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = NEW_ANSWER, *, room: int | None = None
+    ) -> list[int]:
+        """Token ids of the templated messages. Raises RequestError with param `messages`.
+
+        A prompt that cannot fit into `room` tokens beside one of output, as its bytes tell, is refused uncounted.
+        """
+        text = self.render_chat(messages, rendering)
+        self.check_bytes(text, room, "messages")
+        return self._encode(text, special=False, param="messages")
 
     def encode_text(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a plain prompt, `special`: with the tokens that the tokenizer adds. Raises RequestError."""
         return self._encode(text, special=special, param="prompt")
+
+    def check_bytes(self, text: str, room: int | None, param: str) -> None:
+        """Raises RequestError for a text that has so many bytes that it cannot fit beside one token of output."""
+        if room is None or self._least is None:
+            return
+        size = len(_utf8(text, param))
+        least = self._least(text, size)
+        if least + 1 > room:
+            message = (
+                f"{param}: the prompt has {size} bytes, which are at least {least} tokens, and the answer needs one "
+                f"more, but only {room} tokens fit"
+            )
+            raise RequestError(Reason.CONTEXT_EXCEEDED, message, param=param)
 
     def detokenizer(self, *, start: bool = True, special: bool = False) -> Detokenizer:
         """Text of generated tokens, piece by piece; `special`: with the names of special tokens."""
@@ -228,13 +250,22 @@ class ChatTokenizer:
         return detokenizer.feed(tokens) + detokenizer.finish()
 
     def _encode(self, text: str, *, special: bool, param: str) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(Reason.INVALID_REQUEST, f"{param}: is not valid Unicode", param=param) from error
+        _utf8(text, param)
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
         ids: list[int] = encoding.ids
         return ids
+
+    def _normalize(self, text: str) -> str:
+        normalizer = self._tokenizer.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text))
+
+
+def _utf8(text: str, param: str) -> bytes:
+    """Raises RequestError for half a character."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(Reason.INVALID_REQUEST, f"{param}: is not valid Unicode", param=param) from error
 
 
 def _up_to_last(text: str, last: str) -> str:

@@ -30,6 +30,8 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _byte_alphabet()
+BYTE_ALPHABET = frozenset(_ALPHABET)
+"""The characters that byte-level BPE writes for the 256 bytes."""
 
 
 def _byte_level(token: str) -> bytes:

@@ -23,8 +23,10 @@ async def prepare(parts: Parts, data: bytes, *, chat: bool) -> Prepared:
     else:
         body = read(data)
     parts.check_model(body.model)
-    prompts = await parts.threads.run(lambda: _encode(parts.tokenizer, body), size=len(data))
     limits = parts.limits()
+    room = min(limits.context, limits.pool)  # tokens
+    prompts = await parts.threads.run(lambda: _encode(parts.tokenizer, body, room), size=len(data))
+    limits = parts.limits()  # as they are now: a drain may have begun
     for tokens in prompts:
         check_prompt(tokens, limits, "messages" if chat else "prompt")
     fresh = Fresh(secrets.token_hex(12), secrets.randbits(64), parts.defaults)
@@ -33,10 +35,13 @@ async def prepare(parts: Parts, data: bytes, *, chat: bool) -> Prepared:
     return Prepared(identity, body, made, prompts, _texts(body))
 
 
-def _encode(tokenizer: ChatTokenizer, body: Body) -> list[Sequence[int]]:
-    """Runs in a thread: templating is short, encoding releases the interpreter lock."""
+def _encode(tokenizer: ChatTokenizer, body: Body, room: int) -> list[Sequence[int]]:
+    """Runs in a thread: templating is short, encoding releases the interpreter lock. Raises RequestError."""
     if isinstance(body, ChatBody):
-        return [tokenizer.encode_chat([message.plain() for message in body.messages], body.rendering)]
+        return [tokenizer.encode_chat([message.plain() for message in body.messages], body.rendering, room=room)]
+    for one in body.prompts:
+        if isinstance(one, str):
+            tokenizer.check_bytes(one, room, "prompt")
     special = body.add_special_tokens is not False
     return [tokenizer.encode_text(one, special=special) if isinstance(one, str) else one for one in body.prompts]
 
