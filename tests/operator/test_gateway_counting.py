@@ -13,7 +13,7 @@ import pytest
 
 from headrace.gateway import counting
 from headrace.gateway.body import Body, CompletionBody
-from headrace.gateway.counting import AT_ONCE, Counter, takes_long
+from headrace.gateway.counting import AT_ONCE, Counter, Counting, takes_long
 from headrace.gateway.upstream import Pool
 from headrace.testing.fake_engine import FakeEngine
 from headrace.testing.fake_world import FakeGateway, eventually, make_tenant, make_world, serving, set_engines
@@ -32,13 +32,13 @@ class Slow:
         self.let_go = threading.Event()
         monkeypatch.setattr(counting, "count", self.count)
 
-    def count(self, _: ChatTokenizer, body: Body) -> int:
+    def count(self, _: ChatTokenizer, body: Body, context: int | None) -> list[int]:
         """In a thread."""
         prompt = body.prompt if isinstance(body, CompletionBody) else str(body.messages[0].content)
         self.began.append(str(prompt)[:5])
         if str(prompt)[:5] != "quick":
             self.let_go.wait(20)
-        return 7
+        return [7]
 
     async def wait_for(self, count: int) -> None:
         """So many have begun."""
@@ -53,8 +53,8 @@ def plain(prompt: str) -> CompletionBody:
     return CompletionBody(model="m", prompt=prompt)
 
 
-def start(counter: Counter, prompt: str, tenant: str) -> asyncio.Task[int]:
-    return asyncio.create_task(counter.count(NO_TOKENIZER, plain(prompt), AT_ONCE + 1, ("team-a", tenant)))
+def start(counter: Counter, prompt: str, tenant: str) -> asyncio.Task[list[int]]:
+    return asyncio.create_task(counter.count(NO_TOKENIZER, Counting(plain(prompt), AT_ONCE + 1, ("team-a", tenant))))
 
 
 def test_a_tenant_takes_one_thread_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,10 +63,10 @@ def test_a_tenant_takes_one_thread_at_most(monkeypatch: pytest.MonkeyPatch) -> N
         greedy = [start(counter, f"slow{i}", "greedy") for i in range(4)]
         await slow.wait_for(1)
         async with asyncio.timeout(5):
-            assert await start(counter, "quick", "other") == 7
+            assert await start(counter, "quick", "other") == [7]
         assert slow.began == ["slow0", "quick"]
         slow.let_go.set()
-        assert await asyncio.gather(*greedy) == [7] * 4
+        assert await asyncio.gather(*greedy) == [[7]] * 4
         assert slow.began[2:] == ["slow1", "slow2", "slow3"], "in the order in which they came"
         counter.close()
 
@@ -82,10 +82,10 @@ def test_a_count_whose_caller_left_keeps_its_tenants_turn(monkeypatch: pytest.Mo
         left.cancel()
         gone.cancel()
         await asyncio.gather(left, gone, return_exceptions=True)
-        assert await start(counter, "quick", "other") == 7
+        assert await start(counter, "quick", "other") == [7]
         assert slow.began == ["slow0", "quick"], "the thread is still busy with what nobody waits for"
         slow.let_go.set()
-        assert await waits == 7
+        assert await waits == [7]
         assert slow.began == ["slow0", "quick", "slow1"], "what was given up before its turn is not counted"
         counter.close()
 

@@ -128,7 +128,7 @@ def test_a_chat_answer_is_joined() -> None:
         ([], USAGE),
     ]:
         assembler.take(json.dumps({**top, "choices": choices, "usage": usage}).encode())
-    body = json.loads(assembler.body())
+    body = json.loads(assembler.body(USAGE))
     assert (body["id"], body["object"], body["created"], body["model"]) == ("c1", "chat.completion", 5, "m")
     assert [c["message"] for c in body["choices"]] == [
         {"role": "assistant", "content": "Hello"},
@@ -142,7 +142,7 @@ def test_a_plain_answer_is_joined() -> None:
     assembler = Assembler(chat=False)
     assembler.take(json.dumps({"id": "x", "choices": [{"index": 0, "text": "a"}]}).encode())
     assembler.take(json.dumps({"id": "x", "choices": [{"index": 0, "text": "b", "finish_reason": "stop"}]}).encode())
-    body = json.loads(assembler.body())
+    body = json.loads(assembler.body(USAGE))
     assert body["object"] == "text_completion"
     assert body["choices"] == [{"index": 0, "text": "ab", "logprobs": None, "finish_reason": "stop"}]
 

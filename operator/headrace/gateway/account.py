@@ -70,7 +70,7 @@ class Account:
         self.engine = ""  # pod that it was sent to last
         self.sent = 0  # times that it was sent to an engine
         self.reservation: Reservation | None = None
-        self.progress = Progress(call.times, call.believes)
+        self.progress = Progress(call.times, call.believes, lambda: call.prompt_tokens)
 
     def __enter__(self) -> Account:
         return self
@@ -101,9 +101,8 @@ class Account:
 
     def _tokens(self) -> int:
         """Prompt and output tokens that were served."""
-        usage = self.progress.usage
-        prompt = self._call.prompt_tokens if usage is None else usage.prompt_tokens
-        return prompt + self.progress.output_tokens
+        charged = self.progress.charged
+        return charged.prompt_tokens + charged.completion_tokens
 
     def _settle(self, outcome: Outcome | None) -> None:
         """Served tokens are charged; what was refused, shed or failed without output is given back whole."""

@@ -14,7 +14,6 @@ class Assembler:
     def __init__(self, chat: bool):
         self._chat = chat
         self._top: dict[str, Any] = {}
-        self._usage: dict[str, Any] | None = None
         self._choices: dict[int, _Choice] = {}
         self.size = 0  # bytes of the chunks taken
 
@@ -25,8 +24,6 @@ class Assembler:
         for name in ("id", "created", "model", "system_fingerprint"):
             if name in chunk:
                 self._top.setdefault(name, chunk[name])
-        if chunk.get("usage") is not None:
-            self._usage = chunk["usage"]
         for part in chunk.get("choices", ()):
             self._take_choice(part)
 
@@ -39,18 +36,20 @@ class Assembler:
         if part.get("logprobs"):
             choice.logprobs = _join(choice.logprobs, part["logprobs"])
         choice.finish_reason = part.get("finish_reason") or choice.finish_reason
+        if "stop_reason" in part:
+            choice.stopped_by = {"stop_reason": part["stop_reason"]}
 
-    def body(self) -> bytes:
+    def body(self, usage: dict[str, Any]) -> bytes:
         """The JSON of the whole answer."""
         choices = []
         for index in sorted(self._choices):
             choice = self._choices[index]
             texts = {name: "".join(parts) for name, parts in choice.texts.items()}
             shown = {"message": {"role": "assistant", "content": "", **texts}} if self._chat else {"text": "", **texts}
-            rest = {"logprobs": choice.logprobs, "finish_reason": choice.finish_reason}
+            rest = {"logprobs": choice.logprobs, "finish_reason": choice.finish_reason, **choice.stopped_by}
             choices.append({"index": index, **shown, **rest})
         kind = "chat.completion" if self._chat else "text_completion"
-        return msgspec.json.encode({**self._top, "object": kind, "choices": choices, "usage": self._usage})
+        return msgspec.json.encode({**self._top, "object": kind, "choices": choices, "usage": usage})
 
 
 @dataclass
@@ -60,6 +59,7 @@ class _Choice:
     texts: dict[str, list[str]] = field(default_factory=dict)  # content and the like, in pieces
     logprobs: dict[str, Any] | None = None
     finish_reason: str | None = None
+    stopped_by: dict[str, Any] = field(default_factory=dict)  # `stop_reason`, where an engine tells it
 
 
 def _join(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:

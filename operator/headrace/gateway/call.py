@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -66,6 +67,7 @@ class Call:
     times: Times
     prompt_tokens: int  # estimated until `counted`
     deadline_s: float | None  # the client's own, after arrival
+    longest_prompt: int = 0  # tokens, once counted
     counted: bool = False
     output_limit: int = 0  # of one choice
     context: int | None = None  # tokens, that the output limit was cut to; None = unknown
@@ -81,6 +83,10 @@ class Call:
         self.tenant = (tenant.namespace, tenant.name)
         self.labels = (*self.model, self.target.service.name)
 
+    def take_counts(self, tokens: Sequence[int]) -> None:
+        """Each prompt has so many tokens."""
+        self.prompt_tokens, self.longest_prompt, self.counted = sum(tokens), max(tokens), True
+
     def fit(self, context: int | None, default: int) -> None:
         """Take the output limit that the context allows. Raises RequestError."""
         self.context, self.output_limit = context, output_limit(self, context, default)
@@ -93,7 +99,7 @@ class Call:
         """An engine can have counted so for this request: within context and output limit, and nothing below zero."""
         longest = self.size * PER_BYTE + TEMPLATE_TOKENS
         if self.context is not None:
-            longest = min(longest, self.context)
+            longest = min(longest, self.context * self.body.prompt_count)
         prompt, made = usage.prompt_tokens, usage.completion_tokens
         return 0 <= usage.cached <= prompt <= longest and 0 <= made <= self.ask().output_total
 
@@ -169,8 +175,8 @@ def output_limit(call: Call, context: int | None, default: int) -> int:
             if limit is not None:
                 bounds.append((limit - call.prompt_tokens) // choices)
     if context is not None:
-        bounds.append(context - (call.prompt_tokens if call.counted else 1))  # an estimate may be far above
-    limit, least = max(1, min(bounds)), call.body.min_tokens
+        bounds.append(context - (call.longest_prompt if call.counted else 1))  # an estimate may be far above
+    limit, least = max(0 if call.body.only_echoes else 1, min(bounds)), call.body.min_tokens
     if least is not None and least > limit:
         message = f"min_tokens: is {least}, but context and quota leave {limit} tokens of output"
         raise RequestError(Reason.INVALID_REQUEST, message, param="min_tokens")

@@ -32,18 +32,34 @@ def estimate(size: int) -> int:
     return max(1, -(-size // BYTES_PER_TOKEN))
 
 
-def count(tokenizer: ChatTokenizer, body: Body) -> int:
-    """Prompt tokens of a body. Raises RequestError if the template refuses the messages. CPU-bound."""
+def count(tokenizer: ChatTokenizer, body: Body, context: int | None) -> list[int]:
+    """Tokens of each prompt of a body. CPU-bound.
+
+    Raises RequestError if the template refuses the messages, or a prompt's bytes tell that `context` cannot hold it.
+    """
     if isinstance(body, ChatBody):
-        return len(tokenizer.encode_chat([message.plain() for message in body.messages]))
-    if isinstance(body.prompt, str):
-        return len(tokenizer.encode_text(body.prompt))
-    return len(body.prompt)
+        messages = [message.plain() for message in body.messages]
+        return [len(tokenizer.encode_chat(messages, body.rendering, room=context))]
+    texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
+    for text in texts:
+        tokenizer.check_bytes(text, context, body.prompt_field)
+    special = body.add_special_tokens is not False
+    return [len(tokenizer.encode_text(text, special=special)) for text in texts] or [len(one) for one in body.prompts]
 
 
 def takes_long(body: Body, size: int) -> bool:
     """Counting a body of `size` bytes needs a thread: it is long, and not counted in token ids already."""
-    return size > AT_ONCE and (isinstance(body, ChatBody) or isinstance(body.prompt, str))
+    return size > AT_ONCE and (isinstance(body, ChatBody) or isinstance(body.prompts[0], str))
+
+
+@dataclass(frozen=True)
+class Counting:
+    """A body that is to be counted."""
+
+    body: Body
+    size: int  # bytes
+    tenant: ObjectKey
+    context: int | None = None  # tokens that a prompt and one of output must fit in, where that is known
 
 
 @dataclass
@@ -73,13 +89,14 @@ class Counter:
             self._tokenizers.move_to_end(found.digest)
         return found
 
-    async def count(self, tokenizer: ChatTokenizer, body: Body, size: int, tenant: ObjectKey) -> int:
-        """Prompt tokens of a body of `size` bytes. Raises RequestError if the template refuses the messages.
+    async def count(self, tokenizer: ChatTokenizer, asked: Counting) -> list[int]:
+        """Tokens of each prompt. Raises RequestError for messages that the template refuses, and what cannot fit.
 
         A count whose caller has left runs on, and its tenant's turn lasts until it has ended.
         """
-        if not takes_long(body, size):
-            return count(tokenizer, body)
+        body, tenant = asked.body, asked.tenant
+        if not takes_long(body, asked.size):
+            return count(tokenizer, body, asked.context)
         turn = self._turns.setdefault(tenant, _Turn())
         turn.users += 1
         try:
@@ -94,7 +111,7 @@ class Counter:
                 loop.call_soon_threadsafe(self._pass_on, tenant, turn)
 
         try:
-            job = self._executor.submit(count, tokenizer, body)
+            job = self._executor.submit(count, tokenizer, body, asked.context)
         except RuntimeError:  # the threads have stopped
             self._pass_on(tenant, turn)
             raise

@@ -14,7 +14,7 @@ COMPLETION_PATH = "/v1/completions"
 MODELS_PATH = "/v1/models"
 
 _ENCODER = msgspec.json.Encoder()
-_SAMPLING = (  # forwarded as they came; what a client leaves out is the model's own
+_SAMPLING: tuple[str, ...] = (  # forwarded as they came; what a client leaves out is the model's own
     "temperature",
     "top_p",
     "top_k",
@@ -29,9 +29,16 @@ _SAMPLING = (  # forwarded as they came; what a client leaves out is the model's
     "repetition_penalty",
     "logit_bias",
     "logprobs",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
 )
-_CHAT_ONLY = ("top_logprobs",)
-_COMPLETION_ONLY = ("echo",)
+_CHAT_ONLY: tuple[str, ...] = (
+    "top_logprobs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+)
+_COMPLETION_ONLY: tuple[str, ...] = ("echo", "add_special_tokens")
 
 
 def path_of(body: Body) -> str:
@@ -55,8 +62,8 @@ class HeadraceDialect:
             value = getattr(body, name)
             if value is not None:
                 fields[name] = value
-        if body.choices > 1:
-            fields["n"] = body.choices
+        if body.n is not None and body.n > 1:
+            fields["n"] = body.n
         self._fields = fields
 
     def encode(self, host: str, output_limit: int, hints: RequestHints) -> bytes:

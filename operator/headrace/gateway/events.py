@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -79,6 +79,15 @@ class Usage(msgspec.Struct):
     def cached(self) -> int:
         """Prompt tokens that came from the prefix cache."""
         return 0 if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
+
+    def shape(self) -> dict[str, Any]:
+        """OpenAI's `usage`: what was understood of it, and a total that is the sum."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
 
 
 class ErrorObject(msgspec.Struct):
@@ -164,6 +173,15 @@ def read_event(data: bytes | None) -> Reading:
     if chunk.usage is not None and not chunk.choices:
         return Reading(Kind.USAGE, chunk)
     return Reading(Kind.OTHER, chunk)
+
+
+def with_usage(data: bytes, usage: dict[str, Any] | None, *, alone: bool = False) -> bytes:
+    """The event of the chunk `data` with this usage; `alone`: without its choices. Raises msgspec.DecodeError."""
+    chunk = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    if alone:
+        chunk["choices"] = msgspec.Raw(b"[]")
+    chunk["usage"] = msgspec.Raw(msgspec.json.encode(usage))
+    return b"data: " + msgspec.json.encode(chunk)
 
 
 def is_text(data: bytes) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 from headrace.gateway.account import Account
 from headrace.gateway.call import Call, check_context, context_of
 from headrace.gateway.client import Downstream
-from headrace.gateway.counting import Counter
+from headrace.gateway.counting import Counter, Counting
 from headrace.gateway.dispatch import Ticket
 from headrace.gateway.engines import Engine, Fleet
 from headrace.gateway.events import ErrorObject
@@ -124,7 +124,7 @@ class Exchange:
         """The engines' context is known only now: what was reserved follows it. Raises RequestError."""
         call, stage, reservation = self._call, self._stage, self._account.reservation
         if call.counted:
-            check_context(call.prompt_tokens, context, call.body.prompt_field)
+            check_context(call.longest_prompt, context, call.body.prompt_field)
         call.fit(context, stage.settings.default_output)
         say_limit(call, self._down)
         refusal = None if reservation is None else reservation.amend(call.ask(), stage.wall())
@@ -138,10 +138,11 @@ class Exchange:
         if tokenizer is None and engine.report is not None:
             await stage.counter.learn(call.model, engine.report.model.tokenizer, engine.address)
             tokenizer = stage.counter.tokenizer(call.model)
+        context = context_of(call.target.model, stage.fleet.context(call.model))
         if tokenizer is not None:  # else the engine counts
-            call.prompt_tokens = await stage.counter.count(tokenizer, call.body, call.size, call.tenant)
-            call.counted = True
-        self._fit(context_of(call.target.model, stage.fleet.context(call.model)))
+            asked = Counting(call.body, call.size, call.tenant, context)
+            call.take_counts(await stage.counter.count(tokenizer, asked))
+        self._fit(context)
 
     def _request(self, engine: Engine) -> bytes:
         """The request as the engine gets it; each time under another id."""

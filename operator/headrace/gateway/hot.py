@@ -25,7 +25,7 @@ from headrace.gateway.client import (
     read_body,
     too_large,
 )
-from headrace.gateway.counting import estimate, takes_long
+from headrace.gateway.counting import Counting, estimate, takes_long
 from headrace.gateway.dialects import CHAT_PATH, COMPLETION_PATH
 from headrace.gateway.dispatch import Dispatcher
 from headrace.gateway.exchange import Exchange, Stage, say_limit
@@ -194,18 +194,16 @@ class Gateway:
             raise RequestError(Reason.NO_CAPACITY, told, retry_after=STALLED_RETRY_S)
         if call.body.streams:
             down.keep_alive(settings.hold_s, settings.beat_s)
-        tokenizer = stage.counter.tokenizer(call.model)
+        tokenizer, context = stage.counter.tokenizer(call.model), self._context(call)
         if tokenizer is not None:
             if takes_long(call.body, call.size):  # whose quota is used up gets nothing counted
                 self._reserve(call, account, down, Ask(1, 1, call.body.choices))
             began = stage.clock()
-            counting = stage.counter.count(tokenizer, call.body, call.size, call.tenant)
-            call.prompt_tokens = await self._parts.dispatcher.in_time(call, counting)
-            call.counted = True
+            counting = stage.counter.count(tokenizer, Counting(call.body, call.size, call.tenant, context))
+            call.take_counts(await self._parts.dispatcher.in_time(call, counting))
             stage.metrics.count.observe(stage.clock() - began)
-        context = context_of(call.target.model, stage.fleet.context(call.model))
-        if call.counted:
-            check_context(call.prompt_tokens, context, call.body.prompt_field)
+            context = self._context(call)  # as it is now
+            check_context(call.longest_prompt, context, call.body.prompt_field)
         call.fit(context, settings.default_output)
         say_limit(call, down)
         self._reserve(call, account, down, call.ask())
@@ -214,6 +212,9 @@ class Gateway:
             await Exchange(stage, call, ticket, account, down).run()
         finally:
             ticket.close()
+
+    def _context(self, call: Call) -> int | None:
+        return context_of(call.target.model, self._stage.fleet.context(call.model))
 
     def _reserve(self, call: Call, account: Account, down: Downstream, ask: Ask) -> None:
         """Take this of the tenant's quota, in place of what the request holds of it already. Raises RequestError."""

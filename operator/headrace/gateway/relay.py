@@ -22,6 +22,7 @@ from headrace.gateway.events import (
     is_text,
     leading_pieces,
     read_event,
+    with_usage,
 )
 from headrace.gateway.histogram import Buckets
 from headrace.gateway.ledger import Times
@@ -81,6 +82,7 @@ class Progress:
 
     times: Times
     believes: Callable[[Usage], bool]  # this usage can be, for this request
+    prompt_tokens: Callable[[], int]  # as we count them
     events: int = 0  # with content
     usage: Usage | None = None
     finished: set[int] = field(default_factory=set)  # choices with a finish reason
@@ -101,9 +103,14 @@ class Progress:
         self.times.first = self.times.last = None
 
     @property
+    def charged(self) -> Usage:
+        """What the request is charged for, and its client is told: the engine's count, ours where it gave none."""
+        return Usage(self.prompt_tokens(), self.events) if self.usage is None else self.usage
+
+    @property
     def output_tokens(self) -> int:
         """Tokens made so far; as many as content events until the engine says."""
-        return self.events if self.usage is None else self.usage.completion_tokens
+        return self.charged.completion_tokens
 
 
 class Relay:
@@ -117,6 +124,8 @@ class Relay:
         self._clock = clock
         self._joined = Assembler(wish.chat)
         self._sent = False
+        self._told_usage = False  # the usage chunk is among what the client gets
+        self._ending = b""  # the last chunk that ended a choice
         self._failure: UpstreamError | EngineRefused | None = None  # found behind events that are still to be sent
 
     @property
@@ -128,7 +137,7 @@ class Relay:
         """Another engine begins anew; nothing had gone to the client."""
         self._progress.restart()
         self._joined = Assembler(self._wish.chat)
-        self._failure = None
+        self._failure, self._told_usage, self._ending = None, False, b""
 
     async def run(self, connection: Connection, first_s: float, idle_s: float, seen: Callable[[int], None]) -> None:
         """Relay until [DONE]; `seen` is told how many events with content have come.
@@ -181,7 +190,7 @@ class Relay:
             kind, chunk = reading
             if kind is Kind.DONE:
                 progress.done = True
-                shown.append(event)
+                shown += [*self._usage_left_out(), event]
                 break
             if kind is Kind.ERROR or kind is Kind.MALFORMED:
                 self._failure = _failure(reading)
@@ -190,8 +199,9 @@ class Relay:
                 self._failure = _broken("the engine answered for a choice that nobody asked for")
                 break
             content += kind is Kind.CONTENT
-            if chunk is not None:
+            if chunk is not None and data is not None:
                 progress.note(chunk)
+                event = self._corrected(event, data, chunk)
             if data is not None and not self._wish.streams:
                 self._join(data)
             if kind is Kind.COMMENT:
@@ -203,6 +213,26 @@ class Relay:
         if content:
             self._time(content)
         return shown if self._wish.streams else []
+
+    def _corrected(self, event: bytes, data: bytes, chunk: Chunk) -> bytes:
+        """The event with a usage that is what the client is charged for, whatever the engine wrote."""
+        if any(choice.finish_reason is not None for choice in chunk.choices):
+            self._ending = data
+        if chunk.usage is None or not self._wish.streams:
+            return event
+        self._told_usage |= not chunk.choices
+        so_far = chunk.usage if self._progress.believes(chunk.usage) else None
+        usage = so_far if chunk.choices else self._progress.charged
+        try:
+            return with_usage(data, None if usage is None else usage.shape())
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise _broken("the engine sent a malformed chunk") from error
+
+    def _usage_left_out(self) -> list[bytes]:
+        """The usage chunk that the client asked for, where the engine sent none."""
+        if not self._wish.usage or self._told_usage or not self._ending:
+            return []
+        return [with_usage(self._ending, self._progress.charged.shape(), alone=True)]
 
     def _time(self, content: int) -> None:
         """So many events with content have come at once."""
@@ -233,7 +263,7 @@ class Relay:
         if self._wish.streams:
             await self._down.finish(rest)
         else:
-            await self._down.answer(200, self._joined.body())
+            await self._down.answer(200, self._joined.body(self._progress.charged.shape()))
 
 
 def _stream(events: list[bytes]) -> bytes:
