@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sized
 from http import HTTPStatus
 
 import httptools
 import msgspec
 from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace_wire.reasons import Reason, RequestError
 
 MAX_HEAD = 64 << 10  # bytes of a request line and its headers, or of trailers, and what one read brings beyond it
+MAX_PIPELINED = 8  # requests behind the one that runs; no more is read then
 HEAD_S = 30.0  # for a head to be complete
+STALL_S = 60.0  # for a client to read so much that more can be written, or what is left after a close
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
+class _Flow(FlowControl):
+    """Reads no further while many requests wait: each answer and each wait for a body would resume it."""
+
+    def __init__(self, transport: asyncio.Transport, waiting: Sized):
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        """Unless as many as may wait do so."""
+        if len(self._waiting) <= MAX_PIPELINED:
+            super().resume_reading()
+
+
 class Connection(HttpToolsProtocol):
-    """One connection. Nothing closes it over a running request but a broken body of that request itself."""
+    """One connection. Nothing closes it over a running request but a broken body of that request itself, or a client
+    that reads nothing.
+    """
 
     _bare_bytes = 0  # of the reads since one brought a head's end, a piece of body or a message's end
     _moved = False  # this read did
@@ -28,16 +47,19 @@ class Connection(HttpToolsProtocol):
     _over = False  # nothing that comes now is read as HTTP
     _refusal: tuple[HTTPStatus, str] | None = None  # to be told once what came before has been answered
     _head_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None  # runs while the client leaves unread what it was sent
     _served: RequestResponseCycle | None = None  # the cycle that runs; `cycle` may be one that waits behind it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client that connects and says nothing is not kept for ever either."""
         super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is expected any more."""
         self._head_complete()
+        self._stop_stall()
         super().connection_lost(exc)
         if self._served is not None and not self._served.response_complete:
             self._served.disconnected = True
@@ -78,6 +100,8 @@ class Connection(HttpToolsProtocol):
             self._head_complete()
             super().on_headers_complete()
             self._in_head, self._in_body, self._moved = False, True, True
+            if self.pipeline:
+                self.flow.resume_reading()  # or the client's leaving would not be seen
 
     def on_body(self, body: bytes) -> None:
         """A piece of a body."""
@@ -93,13 +117,32 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """The next request's turn, or that of what is no request."""
+        if self.transport.is_closing():
+            self._await_reader()
         if self._refusal is not None and not self.pipeline and not self.transport.is_closing():
             self._refuse(*self._refusal)
         super().on_response_complete()
         if self._in_head or self._in_body:
             self._expect_head()
 
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is sent to."""
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._stop_stall()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No request came for long."""
+        self._close()
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if cycle.disconnected or self.transport.is_closing():
+            return  # its client left while it waited
         self._served = cycle
         super()._start_asgi_task(cycle, app)
 
@@ -133,7 +176,7 @@ class Connection(HttpToolsProtocol):
         """What comes cannot be read: answer what can be answered, in its turn, and close."""
         self._over = True
         if self._idle() and self._in_body:
-            self.transport.close()  # it has its answer
+            self._close()  # it has its answer
         elif self._idle() or (self._in_body and not self.pipeline and not self.cycle.response_started):
             self._refuse(status, message)
         elif not self._in_body:
@@ -157,7 +200,22 @@ class Connection(HttpToolsProtocol):
     def _head_too_slow(self) -> None:
         if self._in_head and not self.transport.is_closing():
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"no whole head came within {HEAD_S:g} s")
+        self._close()
+
+    def _await_reader(self) -> None:
+        """Give the client a while to read; then end the connection, and with it what writes there."""
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(STALL_S, self.transport.abort)
+
+    def _stop_stall(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _close(self) -> None:
+        """Close, and do not wait for ever until what was sent has been read."""
         self.transport.close()
+        self._await_reader()
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         self._head_complete()
@@ -167,4 +225,4 @@ class Connection(HttpToolsProtocol):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        self.transport.close()
+        self._close()
