@@ -137,7 +137,15 @@ def _everything() -> list[Object]:
                 "parallelismRef": {"name": "demo"},
             },
         ),
+        _autoscaled(),
     ]
+
+
+def _autoscaled() -> Object:
+    """Whose namespace's quotas are read."""
+    scaling = {"mode": "Auto", "maxReplicas": 2}
+    model = _document("Model", {"source": {"uri": "builtin://demo"}, "scaling": scaling})
+    return {**model, "metadata": {"name": "auto"}}
 
 
 async def _eventually(what: str, check: Any) -> None:
@@ -179,6 +187,7 @@ def test_the_operator_uses_every_right_that_it_has(
                 model = await client.get(MODELS, namespace, "demo")
                 for _ in range(2):  # the second lengthens the series of the first
                     await recorder.write(MODELS, model, Note("Normal", "Tested", "Test", "a note"))
+            await _eventually("the quotas listed", lambda: ("", "resourcequotas", "list") in used)
             await _eventually("a renewal of the Lease", lambda: ("coordination.k8s.io", "leases", "update") in used)
 
     with recording(monkeypatch) as used:

@@ -46,6 +46,7 @@ CHILDREN = (DEPLOYMENTS, SERVICES, BUDGETS, NETWORK_POLICIES)
 
 PODS = Resource("", "v1", "pods", "Pod")
 ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
+QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
 HPAS = Resource("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler")

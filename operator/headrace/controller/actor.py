@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -22,6 +23,7 @@ from headrace.cluster.resources import DEPLOYMENTS, MODELS, SLOS, TENANTS, Key
 from headrace.controller.gateways import Gateways
 from headrace.controller.measures import Measures
 from headrace.controller.objects import find, models_in, pods_by_model, revision_of_deployment
+from headrace.controller.purse import Purse, Wish
 from headrace.controller.queue import KeyedQueue
 from headrace.controller.shared import GatewayView, ModelNotes, Notes
 from headrace.controller.store import Object, Store
@@ -34,7 +36,7 @@ from headrace.scaling.decide import decide
 from headrace.scaling.record import Ring
 from headrace.scaling.samples import GatewayReport, merge
 from headrace.scaling.signals import goodput, queue_ages
-from headrace.scaling.types import Decision, Memory, Policy, Reason, Replicas, Sample, iso
+from headrace.scaling.types import Allowed, Decision, Memory, Policy, Reason, Replicas, Sample, iso
 from headrace.scaling.window import Window
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class Hands:
     measures: Measures
     installation: str  # its namespace
     manager: str  # the field manager of all that the operator writes
+    purse: Purse
 
 
 @dataclass
@@ -70,6 +73,31 @@ class _Memory:
     cold_start_s: float | None = None
     unusable_since: float | None = None
     logged: tuple[int, Reason] | None = None  # the last decision that was logged
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """What would be decided of a Model, were it alone."""
+
+    deployment: Object
+    pods: PodReport
+    replicas: Replicas
+    before: Memory
+    decision: Decision
+
+
+@dataclass
+class _Look:
+    """One Model in one tick."""
+
+    key: Key
+    model: Model
+    policy: Policy
+    slo: ServiceLevelObjective | None
+    memory: _Memory
+    notes: ModelNotes
+    shown: object  # what the status was made from, before
+    proposal: _Proposal | None = None  # None: nothing is decided
 
 
 class Actor:
@@ -107,9 +135,11 @@ class Actor:
         if not self._hands.leader.leading:
             self._memory.clear()
             self._notes.clear()
+            self._hands.purse.forget()
             self.record.keep(())
             return
-        views = await self._gateways.poll()
+        sharing = {m.metadata.namespace for m in models_in(self._store) if m.spec.scaling.mode == "Auto"}
+        views, _ = await asyncio.gather(self._gateways.poll(), self._hands.purse.refresh(sharing, self._clock()))
         now = self._clock()
         self._notes.gateways = tuple(views)
         models = {(m.metadata.namespace, m.metadata.name): m for m in models_in(self._store)}
@@ -119,15 +149,25 @@ class Actor:
         reports = [GatewayReport(view.name, now, view.state) for view in views]
         samples = merge(reports, now, models)
         self._pods = pods_by_model(self._store, self._hands.installation)
-        for key, model in models.items():
-            try:
-                self._look(key, model, samples[key], now)
-            except Exception:  # a defect met with one Model must not end the scaling of the others
-                log.exception("scaling loop failed", extra={"kind": MODELS.kind, "namespace": key[0], "object": key[1]})
+        seen = [self._safely(key, self._look, model, samples[key], now) for key, model in models.items()]
+        looks = [look for look in seen if look is not None]
+        allowed = self._allowed(looks, now)
+        for look in looks:
+            self._safely(look.key, self._conclude, look, allowed.get(look.key), now)
         for key in self._hands.tenants.changed():
             self._hands.queue.nudge((TENANTS, key))
 
-    def _look(self, key: Key, model: Model, sample: Sample, now: float) -> None:
+    def _safely(self, key: Key, work: Callable[..., _Look | None], *arguments: Any) -> _Look | None:
+        """A defect met with one Model must not end the scaling of the others."""
+        try:
+            return work(*arguments)
+        except Exception:
+            log.exception("scaling loop failed", extra={"kind": MODELS.kind, "namespace": key[0], "object": key[1]})
+            return None
+
+    def _look(self, model: Model, sample: Sample, now: float) -> _Look:
+        """Take in the sample, and see what would be decided."""
+        key = (model.metadata.namespace, model.metadata.name)
         slo = self._slo(model)
         policy = Policy.of(model, slo, now)
         memory = self._remember(key, model, policy)
@@ -137,18 +177,47 @@ class Actor:
         notes = self._notes.of(key)
         if not notes.scaling.decisions and model.status.scaling is not None:
             notes.scaling = replace(notes.scaling, decisions=tuple(model.status.scaling.last_decisions))
-        before = (notes.scaling, notes.decision, _essence(notes.engines))
+        look = _Look(key, model, policy, slo, memory, notes, _shown(notes))
         notes.engines = engines_of(self._notes.gateways, key)
         notes.figures = figures(policy, memory.window, sample, now)
         if model.spec.scaling.mode == "Off":
-            notes.decision, notes.scaling = None, replace(notes.scaling, desired=None, trouble=None)
+            notes.decision, notes.scaling = None, replace(notes.scaling, desired=None, trouble=None, bounds="")
         else:
-            self._decide(model, policy, memory, notes, now)
-        after = (notes.scaling, notes.decision, _essence(notes.engines))
-        if before != after:
-            self._hands.queue.add((MODELS, key))
-        elif self._shows_less(model, slo, notes, now):
-            self._hands.queue.nudge((MODELS, key))
+            look.proposal = self._propose(look, now)
+        return look
+
+    def _allowed(self, looks: Sequence[_Look], now: float) -> dict[Key, Allowed]:
+        """Who may not have all that it wants; nobody is bound where that cannot be told."""
+        try:
+            return self._hands.purse.allow([wish for look in looks if (wish := self._wish(look)) is not None], now)
+        except Exception:  # a quota that nobody foresaw must not end all scaling
+            log.exception("quotas were not shared out")
+            return {}
+
+    def _wish(self, look: _Look) -> Wish | None:
+        """What a Model asks of what it shares with others; None where nothing would be done for it."""
+        made, scaling = look.proposal, look.model.spec.scaling
+        if made is None or not _acts(look.model, look.notes):
+            return None
+        return Wish(
+            key=look.key,
+            least=look.policy.min_replicas,
+            current=made.replicas.current,
+            wanted=made.decision.replicas,
+            weight=scaling.weight,
+            deployment=made.deployment,
+            pods=made.pods,
+            alive=sum(1 for pod in self._pods.get(look.key, ()) if _phase(pod) not in ("Succeeded", "Failed")),
+        )
+
+    def _conclude(self, look: _Look, allowed: Allowed | None, now: float) -> None:
+        """Decide, within what others leave, and hand on what is new."""
+        if look.proposal is not None:
+            self._decide(look, look.proposal, allowed, now)
+        if look.shown != _shown(look.notes):
+            self._hands.queue.add((MODELS, look.key))
+        elif self._shows_less(look.model, look.slo, look.notes, now):
+            self._hands.queue.nudge((MODELS, look.key))
 
     def _remember(self, key: Key, model: Model, policy: Policy) -> _Memory:
         memory = self._memory.get(key)
@@ -158,28 +227,36 @@ class Actor:
         memory.window.resize(policy)
         return memory
 
-    def _decide(self, model: Model, policy: Policy, memory: _Memory, notes: ModelNotes, now: float) -> None:
-        key = (model.metadata.namespace, model.metadata.name)
-        deployment = self._store.get(DEPLOYMENTS, key)
+    def _propose(self, look: _Look, now: float) -> _Proposal | None:
+        memory, notes = look.memory, look.notes
+        deployment = self._store.get(DEPLOYMENTS, look.key)
         if deployment is None:
-            return
+            return None
         # another writer's number comes with its name: it is nobody's supply to correct, even before reconcile met it
         notes.other_manager = notes.other_manager or replicas_owner(deployment, self._hands.manager)
         current = int((deployment.get("spec") or {}).get("replicas", 1))
         if memory.replicas is not None and memory.replicas != current:
             memory.changed_at = now
         memory.replicas = current
-        pods = report(self._pods.get(key, ()), revision_of_deployment(deployment), deployment)
+        pods = report(self._pods.get(look.key, ()), revision_of_deployment(deployment), deployment)
         memory.cold_start_s = max(pods.cold_starts, default=memory.cold_start_s)
         replicas, before = replicas_of(current, pods, memory), memory.decided or Memory()
-        decision = decide(policy, memory.window, replicas, now, before)
-        self.record.decision(key, policy, replicas, before, decision)
+        decision = decide(look.policy, memory.window, replicas, now, before)
+        return _Proposal(deployment, pods, replicas, before, decision)
+
+    def _decide(self, look: _Look, made: _Proposal, allowed: Allowed | None, now: float) -> None:
+        key, policy, memory, notes = look.key, look.policy, look.memory, look.notes
+        replicas, decision = made.replicas, made.decision
+        if allowed is not None:
+            replicas = msgspec.structs.replace(replicas, allowed=allowed)
+            decision = decide(policy, memory.window, replicas, now, made.before)
+        self.record.decision(key, policy, replicas, made.before, decision)
         _log(key, memory, decision)
-        if _acts(model, notes) or not decision.changes:  # a step that is not taken must not make the next one wait
+        if _acts(look.model, notes) or not decision.changes:  # a step not taken must not make the next one wait
             memory.decided = decision.memory
         self._hands.measures.desired(*key, decision.replicas)
         notes.scaling = replace(notes.scaling, bounds="" if policy.ordered is None else policy.ordered.detail)
-        self._note(model, memory, notes, decision)
+        self._note(look.model, memory, notes, decision)
 
     def _note(self, model: Model, memory: _Memory, notes: ModelNotes, decision: Decision) -> None:
         """Hand a change to reconcile once, with an Event; under Advise, and beside another scaler, only show it."""
@@ -219,6 +296,15 @@ class Actor:
         if ref is None:
             return None
         return find(self._store, SLOS, ServiceLevelObjective, (model.metadata.namespace, ref.name))
+
+
+def _shown(notes: ModelNotes) -> object:
+    """What a status is made from, as far as this loop has it."""
+    return notes.scaling, notes.decision, _essence(notes.engines)
+
+
+def _phase(pod: Object) -> object:
+    return (pod.get("status") or {}).get("phase")
 
 
 def _log(key: Key, memory: _Memory, decision: Decision) -> None:

@@ -28,6 +28,7 @@ from headrace.controller.gateways import Gateways
 from headrace.controller.health import Signs, Sources, serve
 from headrace.controller.measures import Measures
 from headrace.controller.models import Models
+from headrace.controller.purse import Purse
 from headrace.controller.queue import KeyedQueue
 from headrace.controller.resync import Resync
 from headrace.controller.settings import Settings
@@ -109,7 +110,7 @@ def build(settings: Settings, client: Client, http: httpx.AsyncClient) -> Operat
         SLOS: referenced.reconcile_slo,
         PROFILES: referenced.reconcile_profile,
     }
-    hands = Hands(leader, queue, recorder, tenants, measures, installation.namespace, settings.manager)
+    hands = Hands(leader, queue, recorder, tenants, measures, installation.namespace, settings.manager, Purse(client))
     url = settings.prometheus_url
     operator = Operator(
         settings=settings,

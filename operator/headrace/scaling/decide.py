@@ -106,6 +106,9 @@ def _decide(policy: Policy, window: Window, replicas: Replicas, now: float, memo
     _limit_step(context, answer, winner)
     _limit_pace(context, answer, winner)
     _limit_room(context, answer)
+    if replicas.allowed is not None:
+        allowed = min(answer.replicas, replicas.allowed.most)
+        answer.bind("budget", allowed, Reason.BUDGET, replicas.allowed.detail)
     answer.bind("maxReplicas", min(answer.replicas, policy.max_replicas), Reason.MAX_REPLICAS, policy.bounds)
     answer.bind("minReplicas", max(answer.replicas, policy.min_replicas), Reason.MIN_REPLICAS, policy.bounds)
     if (answer.replicas - replicas.current) * (wanted - replicas.current) > 0:

@@ -30,6 +30,7 @@ class Reason(str, Enum):
     MAX_REPLICAS = "MaxReplicas"
     SCHEDULE = "Schedule"  # an open window's bounds
     OVERRIDE = "Override"  # the number that was set by hand, until it expires
+    BUDGET = "Budget"  # the namespace's quota or the nodes' room has no more for this Model
     UNSCHEDULABLE = "Unschedulable"  # the cluster has no room
     COOLDOWN = "Cooldown"  # the last change is too young
     NO_DATA = "NoData"  # nothing was ever seen
@@ -223,6 +224,13 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         return max((e.oldest_waiting_s for e in self.engines if e.oldest_waiting_s is not None), default=None)
 
 
+class Allowed(msgspec.Struct, frozen=True, kw_only=True):
+    """The most that a Model may have of what it shares with others; given only where it wants more."""
+
+    most: int
+    detail: str  # what is short, and who has it
+
+
 class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     """The replicas of one Model, from Kubernetes."""
 
@@ -233,6 +241,7 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     terminating: int = 0
     changed_at: float | None = None  # unix seconds, when `current` last changed; None: unknown
     cold_start_s: float | None = None  # measured, pod creation to ready; None: never measured
+    allowed: Allowed | None = None  # None: nothing that is shared binds
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):

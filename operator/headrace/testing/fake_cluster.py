@@ -14,9 +14,9 @@ from typing import Any
 from headrace.cluster.client import APPLY, Client, Object
 from headrace.cluster.connection import Connection
 from headrace.cluster.errors import ApiError, ClusterError, api_error
-from headrace.cluster.resources import CHILDREN, CUSTOM, ENDPOINT_SLICES, EVENTS, LEASES, PODS, Key, Resource
+from headrace.cluster.resources import CHILDREN, CUSTOM, ENDPOINT_SLICES, EVENTS, LEASES, PODS, QUOTAS, Key, Resource
 
-RESOURCES = (*CUSTOM, *CHILDREN, PODS, ENDPOINT_SLICES, LEASES, EVENTS)
+RESOURCES = (*CUSTOM, *CHILDREN, PODS, ENDPOINT_SLICES, LEASES, EVENTS, QUOTAS)
 Path = tuple[str, ...]
 
 

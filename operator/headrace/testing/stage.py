@@ -22,6 +22,7 @@ from headrace.controller.children import World
 from headrace.controller.gateways import Gateways
 from headrace.controller.measures import Measures
 from headrace.controller.models import Models
+from headrace.controller.purse import Purse
 from headrace.controller.queue import KeyedQueue
 from headrace.controller.shared import Notes
 from headrace.controller.store import Store
@@ -50,6 +51,7 @@ class Stage:
     idle_s: float | None = None  # since the last request; None: there was none
     answers: bool = True
     tenant_generation: int = 0
+    also: dict[str, int] = field(default_factory=dict)  # requests that wait for other Models, by name
 
     def __post_init__(self) -> None:
         self.queue = KeyedQueue[Work]()
@@ -63,7 +65,8 @@ class Stage:
         self.tenants = Tenants(self.store, self.notes, applier, self.moment)
         http = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
         gateways = Gateways(http, slices=None, port=0, url="http://gateway")
-        hands = Hands(self.leader, self.queue, self.recorder, self.tenants, Measures(), "hr", "headrace.hr")
+        purse, manager = Purse(self.fake), "headrace.hr"
+        hands = Hands(self.leader, self.queue, self.recorder, self.tenants, Measures(), "hr", manager, purse)
         self.actor = Actor(self.store, self.notes, gateways, hands, self.clock)
 
     def moment(self) -> datetime:
@@ -76,31 +79,42 @@ class Stage:
 
     def _state(self) -> GatewayState:
         uptime = self.clock() - START + 3600
-        classes = [ClassState(name="default", queued=self.queued, oldest_age_s=self.oldest_s, in_flight=self.in_flight)]
-        ready = [p for p, obj in self.fake.objects.items() if p[0] == "pods" and obj["status"]["conditions"]]
-        model = ModelState(
-            namespace="team",
-            name="demo",
-            observed_generation=1,
-            classes=classes,
-            engines=[self._engine(key[1]) for _, key in ready],
-            last_request_age_s=self.idle_s,
-        )
+        own = ClassState(name="default", queued=self.queued, oldest_age_s=self.oldest_s, in_flight=self.in_flight)
+        models = [self._model("demo", own)]
+        for name, queued in self.also.items():
+            waits = ClassState(name="default", queued=queued, oldest_age_s=5.0 if queued else None)
+            models.append(self._model(name, waits))
         tenant = TenantState(namespace="team", name="t", observed_generation=self.tenant_generation)
-        return GatewayState(gateway="g", started_at=START - 3600, uptime_s=uptime, models=[model], tenants=[tenant])
+        return GatewayState(gateway="g", started_at=START - 3600, uptime_s=uptime, models=models, tenants=[tenant])
+
+    def _model(self, name: str, waits: ClassState) -> ModelState:
+        pods = [obj for (plural, _), obj in self.fake.objects.items() if plural == "pods" and _of(obj) == name]
+        engines = [self._engine(pod["metadata"]["name"]) for pod in pods if pod["status"]["conditions"]]
+        return ModelState(
+            namespace="team",
+            name=name,
+            observed_generation=1,
+            classes=[waits],
+            engines=engines,
+            last_request_age_s=self.idle_s if name == "demo" else None,
+        )
 
     def _engine(self, pod: str) -> EngineReport:
         info = ModelInfo(name="demo", max_sequences=64, max_batch_tokens=2048)
         state = EngineState(model=info, running=self.in_flight, total=100, free=100)
         return EngineReport(pod=pod, address="x", age_s=0.1, state=state)
 
-    async def model(self, **scaling: Any) -> None:
-        spec = {"source": {"uri": "builtin://demo"}, "scaling": {"mode": "Auto", "maxReplicas": 4, **scaling}}
-        await self.fake.create(MODELS, {"metadata": {"name": "demo", "namespace": "team"}, "spec": spec})
+    async def model(self, name: str = "demo", spec: Object | None = None, **scaling: Any) -> None:
+        whole = {
+            "source": {"uri": "builtin://demo"},
+            "scaling": {"mode": "Auto", "maxReplicas": 4, **scaling},
+            **(spec or {}),
+        }
+        await self.fake.create(MODELS, {"metadata": {"name": name, "namespace": "team"}, "spec": whole})
         await self.settle()
 
-    async def pod(self, name: str, *, ready: bool = True) -> None:
-        deployment = self.fake.objects["deployments", KEY]
+    async def pod(self, name: str, *, ready: bool = True, model: str = "demo") -> None:
+        deployment = self.fake.objects["deployments", ("team", model)]
         labels = deployment["spec"]["template"]["metadata"]["labels"]
         at = "2026-01-01T00:00:05Z"
         conditions = [{"type": "Ready", "status": "True", "lastTransitionTime": at}] if ready else []
@@ -111,7 +125,8 @@ class Stage:
         """Renew the Lease, let the store see the world, reconcile what is due."""
         await self.leader.attempt()
         self._see()
-        await self.models.reconcile(KEY)
+        for _, key in [k for k in self.fake.objects if k[0] == "models"]:
+            await self.models.reconcile(key)
         for _, key in [k for k in self.fake.objects if k[0] == "tenants"]:
             await self.tenants.reconcile(key)
         self._see()
@@ -138,7 +153,10 @@ class Stage:
 
     @property
     def replicas(self) -> int:
-        return int(self.fake.objects["deployments", KEY]["spec"]["replicas"])
+        return self.replicas_of("demo")
+
+    def replicas_of(self, model: str) -> int:
+        return int(self.fake.objects["deployments", ("team", model)]["spec"]["replicas"])
 
     @property
     def status(self) -> Object:
@@ -154,6 +172,10 @@ class Stage:
             await self.recorder.write(*self.recorder._queue.get_nowait())
         items, _ = await self.fake.list(EVENTS, "team")
         return [event for event in items if event["action"] == "Scale"]
+
+
+def _of(pod: Object) -> str:
+    return str(pod["metadata"]["labels"]["headrace.dev/model"])
 
 
 def play(test: Callable[[Stage], Awaitable[None]]) -> None:
