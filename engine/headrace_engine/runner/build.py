@@ -17,7 +17,7 @@ from headrace_engine.core.sequence import pages_for
 from headrace_engine.models.config import DecoderConfig, read_config
 from headrace_engine.models.digest import weight_files, weights_digest
 from headrace_engine.models.registry import load
-from headrace_engine.runner import kv, memory
+from headrace_engine.runner import huge, kv, memory
 from headrace_engine.runner.runner import TorchRunner
 from headrace_wire.protocol import ModelInfo
 from headrace_wire.shape import ModelShape
@@ -47,10 +47,12 @@ def build(config: EngineConfig) -> Engine:
     max_tokens = _context(config, shape)
     model = load(folder, decoder, dtype)
     memory.give_back()  # the originals of packed weights
+    dense = huge.collapse()
     attention = CpuAttention(dtype, decoder.window)
     pages, arithmetic = _pool(config, shape, max_tokens, dtype.itemsize)
     arithmetic["weights_bytes"] = sum(path.stat().st_size for path in weight_files(folder))
-    log.info("model loaded", extra={"model": config.served_name, "dtype": name, "threads": torch.get_num_threads()})
+    facts = {"model": config.served_name, "dtype": name, "threads": torch.get_num_threads(), "huge_bytes": dense}
+    log.info("model loaded", extra=facts)
     runner = TorchRunner(
         model, attention, kv.spec(shape, pages, dtype.itemsize, attention.layout), kv.allocate(shape, pages, attention)
     )
