@@ -180,6 +180,10 @@ def test_the_operator_uses_every_right_that_it_has(
                 await _eventually(
                     f"a stray {kind} pruned", lambda kind=kind: kubectl("get", kind, "stray", "-o", "name") == ""
                 )
+            await asyncio.to_thread(_ready_pod, apiserver, namespace)
+            await _eventually("the pod", lambda: kubectl("get", "mdl", "demo", "-o", READY) == "1")
+            kubectl("patch", "mdl", "demo", "--type=merge", "-p", '{"spec": {"replicas": 0}}')
+            await _eventually("the pod marked to go first", lambda: ("", "pods", "patch") in used)
             await asyncio.to_thread(_scale_as_autoscaler, apiserver, namespace)
             await _eventually("the autoscalers listed", lambda: ("autoscaling", HPA, "list") in used)
             async with await connect(config) as client:
@@ -201,6 +205,25 @@ def test_the_gateway_may_only_read_what_it_watches(helm: Path) -> None:
     watched = [("headrace.dev", p) for p in ("models", "servicelevelobjectives", "tenants")]
     expected = {(g, p, v) for g, p in [*watched, ("discovery.k8s.io", "endpointslices")] for v in ("list", "watch")}
     assert granted(render(helm, "hr"), "headrace-gateway") == expected
+
+
+READY = "jsonpath={.status.readyReplicas}"
+
+
+def _ready_pod(apiserver: ApiServer, namespace: str) -> None:
+    """As kubelet would have it."""
+    found = json.loads(apiserver.kubectl("-n", namespace, "get", "deployment", "demo", "-o", "json").stdout)
+    template = found["spec"]["template"]
+    containers = [{"name": "engine", "image": "engine:test"}]
+    metadata = {"name": "serving", "labels": template["metadata"]["labels"]}
+    _write(
+        apiserver,
+        namespace,
+        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}},
+    )
+    status = json.dumps({"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+    patched = apiserver.kubectl("-n", namespace, "patch", "pod", "serving", "--subresource=status", "-p", status)
+    assert patched.returncode == 0, patched.stderr
 
 
 def _scale_as_autoscaler(apiserver: ApiServer, namespace: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from headrace.cluster.client import APPLY, Client, Object
 from headrace.cluster.errors import ApiError, Conflict, NotFound
@@ -51,6 +51,13 @@ class Applier:
         """Apply the `status` of an existing object. Raises NotFound where it is gone."""
         namespace, name = key_of(obj)
         return await self._patch(resource.path(namespace, name, "status"), obj)
+
+    async def annotate(self, resource: Resource, obj: Object, annotations: Mapping[str, str | None]) -> Object:
+        """Merge annotations into this very object (None takes one away). Raises Conflict where it is another by now."""
+        self._guard()
+        body = {"metadata": {"uid": obj["metadata"]["uid"], "annotations": dict(annotations)}}
+        written = await self._client.patch(resource.path(*key_of(obj)), body)
+        return {"apiVersion": resource.api_version, "kind": resource.kind, **written}
 
     async def delete(self, resource: Resource, obj: Object) -> bool:
         """Delete this very object; False where it is gone or is another one by now."""

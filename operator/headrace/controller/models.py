@@ -15,6 +15,7 @@ from headrace.cluster.errors import Conflict
 from headrace.cluster.events import Note
 from headrace.cluster.resources import DEPLOYMENTS, MODELS, Key, key_of
 from headrace.controller.children import Applied, Children, Outcome, OwnerGone, World
+from headrace.controller.farewell import Farewell
 from headrace.controller.objects import (
     drain_of_deployment,
     pods_by_model,
@@ -53,6 +54,7 @@ class Models:
         self._store, self._notes = store, notes
         self._applier, self._recorder = world.applier, world.recorder
         self._children = Children(store, world, installation.namespace)
+        self._farewell = Farewell(store, world.applier)
         self._rivals = Rivals(world.client)
         self._installation = installation
         self._now = now
@@ -77,6 +79,7 @@ class Models:
         judgement = self._judge(model, references, notes, planned.revision)
         applied = Applied()
         if judgement.startable:
+            await self._part(key, notes, (observed or 0) - wanted)
             try:
                 applied = await self._children.apply(model, planned)
             except OwnerGone:
@@ -91,6 +94,12 @@ class Models:
         view = self._view(inputs, judgement, pods, notes, (wanted, applied.other_manager))
         await self._write_status(raw, view, notes)
         return applied.outcome
+
+    async def _part(self, key: Key, notes: ModelNotes, fewer: int) -> None:
+        """Before there are fewer replicas: choose which go."""
+        if fewer > 0 and notes.other_manager is None:
+            mine = pods_by_model(self._store, self._installation.namespace).get(key, ())
+            await self._farewell.mark(list(mine), notes.engines, fewer)
 
     async def _note_rival(self, raw: Object, notes: ModelNotes, manager: str | None) -> None:
         """Remember who else sets the replicas, and tell of a new one in an Event."""
