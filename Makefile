@@ -17,7 +17,7 @@ help: ## Print this list
 	@echo
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
 	@echo
-	@echo "make demo ARGS=--no-burst leaves out the last four minutes; ARGS='--name mine' gives demo and demo-down a cluster"
+	@echo "make demo ARGS=--no-burst leaves out the last minutes; ARGS='--name mine' gives demo and demo-down a cluster"
 	@echo "of that name; ARGS=--force takes over one that another checkout started."
 	@echo "demo and test start a single-node Kubernetes of their own; with KUBECONFIG set they play on that cluster instead"
 	@echo "(its images named in HEADRACE_CONTROL_PLANE_IMAGE and HEADRACE_ENGINE_IMAGE) and remove there only what they made."
