@@ -208,7 +208,7 @@ class QuotaLedger:
 def _allowance(limit: int, minute: SlidingMinute, now: float) -> Allowance:
     last = next(reversed(minute.by_second), None)
     reset_s = 0.0 if last is None else max(0.0, last + 1 + MINUTE - now)
-    return Allowance(limit, max(0, limit - minute.total), round(reset_s, 3))
+    return Allowance(limit, max(0, limit - minute.total), reset_s)
 
 
 def _request_bounds(account: _Account, now: float) -> Iterator[_Bound]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 import msgspec
 
+from headrace.admission.retry import header
 from headrace.gateway.events import KEEP_ALIVE
 from headrace_wire.reasons import Reason, RequestError
 
@@ -216,7 +216,7 @@ def error_headers(error: RequestError) -> Headers:
     """Headers that tell a client when to come back, and a machine why."""
     headers: Headers = [(b"x-headrace-reason", error.reason.value.encode())]
     if error.retry_after is not None:
-        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))))
+        headers.append((b"retry-after", b"%d" % header(error.retry_after)))
     elif error.reason.status in (429, 503):
         headers.append((b"retry-after", b"1"))  # an engine's refusal that says nothing of when
     if error.reason is Reason.UNAUTHORIZED:

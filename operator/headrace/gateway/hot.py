@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.admission.quota import QuotaLedger, Reservation
+from headrace.admission.retry import header
 from headrace.admission.types import Ask
 from headrace.gateway.account import Account
 from headrace.gateway.body import Body, decode_chat, decode_completion
@@ -229,7 +230,7 @@ class Gateway:
         for kind, left in quotas.allowances(call.tenant, now).items():
             down.headers[b"x-ratelimit-limit-" + kind] = b"%d" % left.limit
             down.headers[b"x-ratelimit-remaining-" + kind] = b"%d" % left.remaining
-            down.headers[b"x-ratelimit-reset-" + kind] = b"%gs" % left.reset_s
+            down.headers[b"x-ratelimit-reset-" + kind] = b"%ds" % (header(left.reset_s) if left.reset_s else 0)
         if not isinstance(reserved, Reservation):
             raise reserved.error()
         account.reservation = reserved

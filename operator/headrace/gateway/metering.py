@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
 from headrace.gateway.histogram import Histogram
 from headrace.gateway.ledger import Measured, Outcome
@@ -51,6 +51,7 @@ class Metrics:
     """Every series, on a registry of its own."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each, which nobody reads
         self.registry = CollectorRegistry()
         self.requests = self._counter("requests", "Requests by how they ended.", (*_CLASS, "tenant", "outcome"))
         self.refused = self._counter("refused", "Requests refused before they counted as offered.", ("reason",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.api.gateway_state import GatewayState
+from headrace.api.model import Model
 from headrace.gateway.client import error_body, error_headers, not_synced
 from headrace.gateway.dialects import CHAT_PATH, COMPLETION_PATH, MODELS_PATH
 from headrace.gateway.identity import authenticate
@@ -23,7 +25,6 @@ from headrace_wire.reasons import Reason, RequestError
 
 REQUEST_ID = "headrace.request_id"  # in the ASGI scope, where there is one
 LONGEST_PATH = 200  # characters of a path that is none of ours
-CREATED = 0  # OpenAI's `created` of a model; ours have none
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
@@ -56,7 +57,8 @@ def client_routes(world: World) -> Starlette:
         tenant = authenticate(_authorization(request), world.keys, time.time())
         namespace = tenant.metadata.namespace
         names = [ref.name for ref in tenant.spec.models if (namespace, ref.name) in world.models]
-        return {name: {"id": name, "object": "model", "created": CREATED, "owned_by": namespace} for name in names}
+        found = [world.models[namespace, name] for name in names]
+        return {model.metadata.name: _listed(model) for model in found}
 
     async def models(request: Request) -> Response:
         return _json({"object": "list", "data": list(listed(request).values())})
@@ -109,6 +111,13 @@ def state_routes(
         Route("/readyz", readyz),
     ]
     return Starlette(routes=routes, exception_handlers=_HANDLERS)
+
+
+def _listed(model: Model) -> dict[str, Any]:
+    """OpenAI's object of a model; `created` in unix seconds, as the cluster has it."""
+    meta = model.metadata
+    made = 0 if meta.creation_timestamp is None else int(datetime.fromisoformat(meta.creation_timestamp).timestamp())
+    return {"id": meta.name, "object": "model", "created": made, "owned_by": meta.namespace}
 
 
 def _authorization(request: Request) -> bytes | None:
