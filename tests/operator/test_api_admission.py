@@ -82,6 +82,16 @@ ACCEPTED = {
     ),
     "objective with equal targets": slo(e2e="500ms", maxQueueAge="500ms"),
     "objective in mixed units": slo(ttft="1s", maxQueueAge="999ms", e2e="1m"),
+    "memory of every spelling": model(
+        pod={
+            "resources": {
+                "requests": {"memory": 1073741824, "cpu": 0, "ephemeral-storage": "0", "example.com/thing": "3"},
+                "limits": {"memory": "1e9", "cpu": "1.5", "hugepages-2Mi": "4Mi"},
+            }
+        }
+    ),
+    "the most memory": model(accelerator={"memory": "1024Ti"}, pod={"resources": {"limits": {"memory": "1024Ti"}}}),
+    "the longest time": model(scaling={"toZeroAfter": "87600h", "downAfter": "315360000s"}),
     "profile of one rank": profile(),
     "profile over two nodes": profile(tensor=16, topology=NODE),
 }
@@ -143,10 +153,13 @@ REFUSED = {
     "most of zero": (model(scaling={"maxReplicas": 0}), "spec.scaling.maxReplicas * greater than or equal to 1"),
     "Off without quotes": (model(scaling={"mode": False}), 'spec.scaling.mode * must be of type string: "boolean"'),
     "zero time to zero": (model(scaling={"toZeroAfter": "0s"}), "spec.scaling.toZeroAfter: * must be more than 0"),
-    "duration in words": (model(scaling={"downAfter": "5 minutes"}), "spec.scaling.downAfter * should match"),
+    "duration in words": (
+        model(scaling={"downAfter": "5 minutes"}),
+        "spec.scaling.downAfter: * must be a whole number of ms, s, m or h, such as 500ms, 30s, 10m or 1h",
+    ),
     "image with blanks": (
         model(runtime={"image": "engine:1 "}),
-        "spec.runtime.image: * should match",
+        "spec.runtime.image: * must be an image's name, such as registry/name:tag",
     ),
     "label that selects gateways": (
         model(pod={"labels": {"app.kubernetes.io/component": "gateway"}}),
@@ -162,9 +175,81 @@ REFUSED = {
     ),
     "resource that is no number": (
         model(pod={"resources": {"limits": {"memory": "1 GB"}}}),
-        "spec.pod.resources.limits.memory * should match",
+        "spec.pod.resources.limits[memory]: * must be a quantity of 0 or more, such as 500m, 2 or 1.5Gi",
     ),
-    "key that is no hash": (tenant(apiKeys=[{"name": "a", "sha256": "hr-secret"}]), "spec.apiKeys[0].sha256 * match"),
+    **{
+        f"{kind} of memory {words}": (
+            model(pod={"resources": {kind: {"memory": value}}}),
+            f"spec.pod.resources.{kind}.[memory]: * must be whole bytes, at least 1Mi and at most 1024Ti, such as 8Gi",
+        )
+        for kind in ("requests", "limits")
+        for words, value in {
+            "beyond all sense": "1e30",
+            "of an exbibyte": "1Ei",
+            "of nothing": "0",
+            "without a unit": 80,
+            "in thousandths of a byte": "17179869184000m",
+        }.items()
+    },
+    "memory below zero": (
+        model(pod={"resources": {"limits": {"memory": "-1Gi"}}}),
+        "spec.pod.resources.limits[memory]: * must be a quantity of 0 or more",
+    ),
+    "fewer CPUs than none": (
+        model(pod={"resources": {"requests": {"cpu": -1}}}),
+        "spec.pod.resources.requests[cpu]: * must be a quantity of 0 or more",
+    ),
+    "more CPUs than there are": (
+        model(pod={"resources": {"limits": {"cpu": "1e30"}}}),
+        "spec.pod.resources.limits.[cpu]: * must be at most 4096 CPUs",
+    ),
+    **{
+        f"accelerator's memory {words}": (model(accelerator={"memory": value}), f"spec.accelerator.memory: * {message}")
+        for words, value, message in (
+            ("beyond all sense", "1e30", "must be a whole number of bytes with one of the units"),
+            ("of an exbibyte", "1Ei", "must be a whole number of bytes with one of the units"),
+            ("below zero", "-1Gi", "must be a whole number of bytes with one of the units"),
+            ("in thousandths", "80000m", "must be a whole number of bytes with one of the units"),
+            ("of a fraction", "1.5Gi", "must be a whole number of bytes with one of the units"),
+            ("of too many digits", "999999999999Ti", "must be more than 0 and at most 1024Ti"),
+            ("without a unit", "80", "must be at least 1Mi of memory"),
+        )
+    },
+    "accelerator without a domain": (
+        model(accelerator={"resource": "gpu", "memory": "1Gi"}),
+        "spec.accelerator.resource: * must be DOMAIN/NAME, such as nvidia.com/gpu",
+    ),
+    "time to zero of a century": (
+        model(scaling={"toZeroAfter": "999999h"}),
+        "spec.scaling.toZeroAfter: * must be more than 0 and at most 87600h",
+    ),
+    "time that nobody can count": (
+        model(scaling={"toZeroAfter": "999999999h"}),
+        "spec.scaling.toZeroAfter: * must be more than 0 and at most 87600h",
+    ),
+    "target in words": (slo(ttft="half a second"), "spec.classes[0].ttft: * must be a whole number of ms, s, m or h"),
+    "target without a unit": (slo(ttft="500"), "spec.classes[0].ttft: * must be a whole number of ms, s, m or h"),
+    "target of a fraction": (slo(ttft="0.5s"), "spec.classes[0].ttft: * must be a whole number of ms, s, m or h"),
+    "link in gigabits": (
+        profile(tensor=2, topology={**NODE, "interNode": {"bandwidth": "400Gb", "latency": "1us"}}),
+        "spec.topology.interNode.bandwidth: * must be a whole number of bytes with one of the units",
+    ),
+    "link of a fraction of a microsecond": (
+        profile(tensor=2, topology={**NODE, "interNode": {"bandwidth": "1G", "latency": "1.5us"}}),
+        "spec.topology.interNode.latency: * must be a whole number of ns, us, ms or s, such as 2us",
+    ),
+    "reference to no name": (
+        model(serviceLevelRef={"name": "Chat"}),
+        "spec.serviceLevelRef.name: * must consist of a-z, 0-9 and -",
+    ),
+    "variable of no name": (
+        model(runtime={"env": [{"name": "1A"}]}),
+        "spec.runtime.env[0].name: * must consist of letters, digits and _, and not begin with a digit",
+    ),
+    "key that is no hash": (
+        tenant(apiKeys=[{"name": "a", "sha256": "hr-secret"}]),
+        "spec.apiKeys[0].sha256: * hex, as `headrace key new`",
+    ),
     "key twice": (
         tenant(apiKeys=[{"name": "a", "sha256": SHA}, {"name": "b", "sha256": SHA}]),
         "spec.apiKeys: * two keys have the same sha256",
@@ -236,6 +321,8 @@ def test_bad_spec_is_refused_with_its_field_and_reason(
     status, output = apply(apiserver, namespace, given)
     assert status != 0
     assert says(output, message), output
+    for raw in ("should match", "evaluation error", "evaluating rule", "no such overload"):
+        assert raw not in output, "users read words, not patterns"
 
 
 def get(apiserver: ApiServer, namespace: str, name: str) -> Document:
@@ -280,7 +367,7 @@ def test_scale_subresource_obeys_the_mode(
 def test_absent_fields_are_filled_in(apiserver: ApiServer, namespace: str) -> None:
     assert apply(apiserver, namespace, model())[0] == 0
     spec = get(apiserver, namespace, "model/x")["spec"]
-    assert spec["scaling"] == {"mode": "Off", "minReplicas": 1, "toZeroAfter": "10m", "downAfter": "5m"}
+    assert spec["scaling"] == {"mode": "Off", "minReplicas": 1, "toZeroAfter": "10m", "downAfter": "5m", "weight": 1}
     assert spec["engine"] == {"maxSequences": 64, "maxBatchTokens": 2048, "memoryPercent": 90}
     assert spec["replicas"] == 1
     assert "accelerator" not in spec

@@ -43,7 +43,7 @@ def test_what_is_no_resource_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("limits", "memory", "cpu"),
-    [({}, None, None), ({"memory": "1Gi", "cpu": "500m"}, 2**30, 0.5), ({"memory": 1000, "cpu": 2}, 1000, 2.0)],
+    [({}, None, None), ({"memory": "1Gi", "cpu": "500m"}, 2**30, 0.5), ({"memory": 2**21, "cpu": 2}, 2**21, 2.0)],
     ids=["none", "text", "numbers"],
 )
 def test_limits_of_a_pod(limits: dict[str, str | int], memory: int | None, cpu: float | None) -> None:

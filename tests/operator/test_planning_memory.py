@@ -11,8 +11,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from headrace.api.model import ModelSpec
+from headrace.api.model import Accelerator, ModelSpec
 from headrace.api.model_status import MemoryStatus
+from headrace.api.pod import PodSettings
 from headrace.api.profile import ProfileSpec
 from headrace.planning.memory import MemoryFit, Room, Verdict, fit, fit_model
 from headrace_wire.memory import Load, ParallelismError, budget_bytes, check_degrees, footprints, fullest, stage_layers
@@ -227,12 +228,15 @@ def test_the_fullest_stage_bounds_the_pool(capacity: int, pipeline: int) -> None
     assert chosen.pages(capacity) == min(part.pages(capacity) for part in footprints(LLAMA_8B, load))
 
 
-@pytest.mark.parametrize("spec", [
-    pytest.param({"pod": {"resources": {"limits": {"memory": "1e99"}}}}, id="pod"),
-    pytest.param({"accelerator": {"memory": "999999999999Ti"}}, id="accelerator"),
-])  # fmt: skip
-def test_absurd_memory_makes_a_status_that_can_be_written(spec: dict[str, Any]) -> None:
-    made = ModelSpec.model_validate({"source": {"uri": "builtin://demo"}, **spec})
+ABSURD: dict[str, dict[str, Any]] = {  # as an older installation may have stored it
+    "pod": {"pod": PodSettings.model_construct(resources={"limits": {"memory": "1e99"}})},
+    "accelerator": {"accelerator": Accelerator.model_construct(resource="nvidia.com/gpu", memory="999999999999Ti")},
+}
+
+
+@pytest.mark.parametrize("absurd", ABSURD.values(), ids=ABSURD)
+def test_absurd_memory_makes_a_status_that_can_be_written(absurd: dict[str, Any]) -> None:
+    made = ModelSpec.model_validate({"source": {"uri": "builtin://demo"}}).model_copy(update=absurd)
     status = fit_model(made, None, builtin_shape("demo")).as_status()
     assert status.full_length_sequences == 2**31 - 1
     assert MemoryStatus.model_validate(status.model_dump()) == status

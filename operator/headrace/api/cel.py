@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
-from pydantic import GetJsonSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.config import JsonDict
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, core_schema
 
 VALIDATIONS = "x-kubernetes-validations"
 
@@ -42,6 +44,32 @@ class Cel:
         """Add the rule to the value's schema."""
         schema = handler(core)
         return {**schema, VALIDATIONS: [*schema.get(VALIDATIONS, []), Rule(self.rule, self.message).as_schema()]}
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a text, which is told in words where it is another: a pattern alone is shown to users as it is."""
+
+    pattern: str  # a regular expression that Python and RE2 read alike, from ^ to $
+    message: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The text's own schema, and then its form."""
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Add the rule to the value's schema."""
+        return Cel(f"self.matches(r'{self.pattern}')", self.message).__get_pydantic_json_schema__(core, handler)
+
+    def _checked(self, value: str) -> str:
+        if re.fullmatch(self.pattern, value) is None:
+            raise ValueError(f"{value[:64]!r}: {self.message}")
+        return value
+
+
+def where_formed(pattern: str, rule: str) -> str:
+    """A rule that holds its tongue where the text has another form: that has been told already."""
+    return f"!self.matches(r'{pattern}') || ({rule})"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pydantic.config import JsonDict
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from headrace.api.cel import VALIDATIONS, Rule
+from headrace.api.cel import VALIDATIONS, Form, Rule
 
 GROUP = "headrace.dev"
 VERSION = "v1alpha1"
@@ -25,10 +25,16 @@ NO_DEFAULT: JsonDict = {"x-no-default": True}
 """Keeps a field's default out of the CRD, so that rules can tell whether the user set it."""
 
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-Name = Annotated[str, Field(min_length=1, max_length=63, pattern=LABEL_PATTERN)]
+SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+Name = Annotated[
+    str,
+    Field(min_length=1, max_length=63),
+    Form(LABEL_PATTERN, "must consist of a-z, 0-9 and -, and begin and end with a letter or digit"),
+]
 SubdomainName = Annotated[
     str,
-    Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"),
+    Field(min_length=1, max_length=253),
+    Form(SUBDOMAIN_PATTERN, "must consist of a-z, 0-9, - and ., and begin and end with a letter or digit"),
 ]
 Percent = Annotated[int, Field(ge=0, le=100)]
 Count = Annotated[int, Field(ge=0)]

@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from headrace.api.cel import Rule
+from headrace.api.cel import Form, Rule
 from headrace.api.common import MAP_BY_NAME, NO_DEFAULT, ApiType, Metadata, NamedRef
 from headrace.api.model_status import ModelStatus
 from headrace.api.pod import EnvVar, PodSettings
-from headrace.api.quantities import PositiveBytes, PositiveDuration, seconds
+from headrace.api.quantities import MemoryBytes, PositiveDuration, seconds
 from headrace.api.schedule import Bounds, Override, Schedule, bounds_at
 from headrace.api.source import SecretKeyRef, Source
 
@@ -33,12 +33,16 @@ __all__ = [
 ]
 
 
+IMAGE_PATTERN = r"^[A-Za-z0-9][-A-Za-z0-9_./:@]*$"
+_IMAGE_FORM = "must be an image's name, such as registry/name:tag or registry/name@sha256:DIGEST, without blanks"
+
+
 class Runtime(ApiType):
     """What runs the model."""
 
     name: Literal["headrace"] = Field("headrace", description="The engine.")
-    image: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_./:@]*$")] | None = (
-        Field(None, description="Engine image instead of the installation's.")
+    image: Annotated[str, Field(min_length=1, max_length=512), Form(IMAGE_PATTERN, _IMAGE_FORM)] | None = Field(
+        None, description="Engine image instead of the installation's."
     )
     env: Annotated[list[EnvVar], Field(max_length=64)] = Field(
         default_factory=list, description="Further environment of the engine container.", json_schema_extra=MAP_BY_NAME
@@ -49,9 +53,14 @@ class Accelerator(ApiType):
     """The accelerator of one rank."""
 
     resource: Annotated[
-        str, Field(max_length=317, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+        str,
+        Field(max_length=317),
+        Form(
+            r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+            "must be DOMAIN/NAME, such as nvidia.com/gpu",
+        ),
     ] = Field("nvidia.com/gpu", description="Extended resource of which a rank gets one, as DOMAIN/NAME.")
-    memory: PositiveBytes = Field(description="Memory of one accelerator, such as 80Gi.")
+    memory: MemoryBytes = Field(description="Memory of one accelerator, such as 80Gi.")
 
 
 class Precision(ApiType):

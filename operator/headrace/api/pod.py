@@ -8,15 +8,31 @@ from pydantic import AfterValidator, Field
 from pydantic.config import JsonDict
 from typing_extensions import TypedDict
 
-from headrace.api.cel import Cel, Structural
+from headrace.api.cel import VALIDATIONS, Cel, Form, Rule, Structural
 from headrace.api.common import ApiType, SubdomainName
-from headrace.api.quantities import RESOURCE_PATTERN, resource_amount
+from headrace.api.quantities import LEAST_MEMORY, MOST_BYTES, resource_amount
 
 LARGEST_AMOUNT = 2**63 - 1  # Kubernetes takes a larger amount for this one
 _LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 _LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 _VALUES: JsonDict = {"type": "string", "maxLength": 63, "pattern": _LABEL_VALUE}
 _LABELS: JsonDict = {"type": "object", "maxProperties": 32, "additionalProperties": _VALUES}
+_AMOUNT_FORM = "must be a quantity of 0 or more, such as 500m, 2 or 1.5Gi"
+_MEMORY_RANGE = (
+    "must be whole bytes, at least 1Mi and at most 1024Ti, such as 8Gi: "
+    "a number without a unit is one of bytes, and m is a thousandth of a byte"
+)
+_CPU_RANGE = "must be at most 4096 CPUs"
+MOST_CPUS = 4096
+
+
+def _bounded(resource: str, rule: str, message: str) -> JsonDict:
+    """A rule about one resource of a map, where it is there and a quantity; {it} is its value as a text."""
+    it = f"string(self['{resource}'])"
+    guard = f"!('{resource}' in self) || !isQuantity({it})"
+    return Rule(f"{guard} || ({rule.format(it=it)})", message, field=f".{resource}").as_schema()
+
+
 _AMOUNTS: JsonDict = {
     "type": "object",
     "maxProperties": 16,
@@ -24,8 +40,21 @@ _AMOUNTS: JsonDict = {
         "anyOf": [{"type": "integer"}, {"type": "string"}],
         "x-kubernetes-int-or-string": True,
         "maxLength": 32,
-        "pattern": RESOURCE_PATTERN,
+        VALIDATIONS: [
+            Rule(
+                "isQuantity(string(self)) && !quantity(string(self)).isLessThan(quantity('0'))", _AMOUNT_FORM
+            ).as_schema()
+        ],
     },
+    VALIDATIONS: [
+        _bounded(
+            "memory",
+            "!{it}.endsWith('m') && !{it}.endsWith('u') && !{it}.endsWith('n') && "
+            "quantity({it}).compareTo(quantity('1Mi')) >= 0 && quantity({it}).compareTo(quantity('1024Ti')) <= 0",
+            _MEMORY_RANGE,
+        ),
+        _bounded("cpu", "quantity({it}).compareTo(quantity('4096')) <= 0", _CPU_RANGE),
+    ],
 }
 _RESOURCES: JsonDict = {
     "type": "object",
@@ -37,8 +66,20 @@ _RESOURCES: JsonDict = {
 
 
 def _check_amount(value: int | str) -> int | str:
-    resource_amount(value)
+    if resource_amount(value) < 0:
+        raise ValueError(_AMOUNT_FORM)
     return value
+
+
+def _check_amounts(amounts: dict[str, int | str]) -> dict[str, int | str]:
+    memory, cpu = amounts.get("memory"), amounts.get("cpu")
+    if memory is not None and (
+        str(memory)[-1:] in set("mun") or not LEAST_MEMORY <= resource_amount(memory) <= MOST_BYTES
+    ):
+        raise ValueError(f"memory: {_MEMORY_RANGE}")
+    if cpu is not None and resource_amount(cpu) > MOST_CPUS:
+        raise ValueError(f"cpu: {_CPU_RANGE}")
+    return amounts
 
 
 Labels = Annotated[
@@ -50,7 +91,10 @@ Labels = Annotated[
     ),
 ]
 Resources = Annotated[
-    dict[Literal["requests", "limits"], dict[str, Annotated[int | str, AfterValidator(_check_amount)]]],
+    dict[
+        Literal["requests", "limits"],
+        Annotated[dict[str, Annotated[int | str, AfterValidator(_check_amount)]], AfterValidator(_check_amounts)],
+    ],
     Structural(_RESOURCES),
 ]
 
@@ -73,7 +117,8 @@ class EnvVar(ApiType):
 
     name: Annotated[
         str,
-        Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"),
+        Field(min_length=1, max_length=128),
+        Form(r"^[A-Za-z_][A-Za-z0-9_]*$", "must consist of letters, digits and _, and not begin with a digit"),
         Cel("!self.startsWith('HEADRACE_')", "names that begin with HEADRACE_ are the operator's own"),
     ] = Field(description="Name of the variable.")
     value: Annotated[str, Field(max_length=4096)] = Field("", description="Its value.")

@@ -9,13 +9,26 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from headrace.api.cel import Cel
+from headrace.api.cel import Cel, Form, where_formed
 
 DURATION_PATTERN = r"^[0-9]{1,9}(ms|s|m|h)$"
 BYTES_PATTERN = r"^[0-9]{1,12}(Ki|Mi|Gi|Ti|k|M|G|T)?$"
 LATENCY_PATTERN = r"^[0-9]{1,9}(ns|us|ms|s)$"
 RESOURCE_PATTERN = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,2})?$"
 
+LONGEST_S = 87_600 * 3600  # seconds
+MOST_BYTES = 2**50
+LEAST_MEMORY = 2**20  # bytes
+
+SHORT_DURATION = r"^([0-9]{1,9}(ms|s)|[0-9]{1,8}m|[0-9]{1,6}h)$"  # what the API server can count
+_DURATION_FORM = "must be a whole number of ms, s, m or h, such as 500ms, 30s, 10m or 1h"
+_DURATION_RANGE = "must be more than 0 and at most 87600h"
+_BYTES_FORM = "must be a whole number of bytes with one of the units k, M, G, T, Ki, Mi, Gi and Ti, such as 80Gi"
+_BYTES_RANGE = "must be more than 0 and at most 1024Ti"
+_MEMORY_RANGE = (
+    "must be at least 1Mi of memory: a number without a unit is one of bytes; 80Gi is meant for 80 gibibytes"
+)
+_LATENCY_FORM = "must be a whole number of ns, us, ms or s, such as 2us"
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _BYTES = {
     "": 1,
@@ -87,18 +100,52 @@ def show_seconds(value: float) -> str:
     return f"{value:.3g}s"
 
 
-def _positive(value: str) -> str:
-    if not value.strip("0")[:1].isdigit():
-        raise ValueError("must be more than 0")
+def _within_ten_years(value: str) -> str:
+    if not 0 < seconds(value) <= LONGEST_S:
+        raise ValueError(_DURATION_RANGE)
     return value
 
 
-Duration = Annotated[str, Field(pattern=DURATION_PATTERN, max_length=16)]
+def _within_range(value: str) -> str:
+    if not 0 < byte_count(value) <= MOST_BYTES:
+        raise ValueError(_BYTES_RANGE)
+    return value
+
+
+def _of_memory(value: str) -> str:
+    if byte_count(value) < LEAST_MEMORY:
+        raise ValueError(_MEMORY_RANGE)
+    return value
+
+
+Duration = Annotated[str, Field(max_length=16), Form(DURATION_PATTERN, _DURATION_FORM)]
 PositiveDuration = Annotated[
-    Duration, AfterValidator(_positive), Cel("duration(self) > duration('0s')", "must be more than 0")
+    Duration,
+    AfterValidator(_within_ten_years),
+    Cel(
+        where_formed(
+            DURATION_PATTERN,
+            f"self.matches(r'{SHORT_DURATION}') && duration(self) > duration('0s') && "
+            "duration(self) <= duration('87600h')",
+        ),
+        _DURATION_RANGE,
+    ),
 ]
-ByteQuantity = Annotated[str, Field(pattern=BYTES_PATTERN, max_length=16)]
+ByteQuantity = Annotated[str, Field(max_length=16), Form(BYTES_PATTERN, _BYTES_FORM)]
 PositiveBytes = Annotated[
-    ByteQuantity, AfterValidator(_positive), Cel("quantity(self).isGreaterThan(quantity('0'))", "must be more than 0")
+    ByteQuantity,
+    AfterValidator(_within_range),
+    Cel(
+        where_formed(
+            BYTES_PATTERN,
+            "quantity(self).isGreaterThan(quantity('0')) && quantity(self).compareTo(quantity('1024Ti')) <= 0",
+        ),
+        _BYTES_RANGE,
+    ),
 ]
-Latency = Annotated[str, Field(pattern=LATENCY_PATTERN, max_length=16)]
+MemoryBytes = Annotated[
+    PositiveBytes,
+    AfterValidator(_of_memory),
+    Cel(where_formed(BYTES_PATTERN, "!quantity(self).isLessThan(quantity('1Mi'))"), _MEMORY_RANGE),
+]
+Latency = Annotated[str, Field(max_length=16), Form(LATENCY_PATTERN, _LATENCY_FORM)]

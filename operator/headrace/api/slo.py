@@ -9,7 +9,13 @@ from pydantic import Field
 from headrace.api.cel import Rule
 from headrace.api.common import MAP_BY_NAME, MAP_BY_TYPE, ApiType, Metadata, Name
 from headrace.api.conditions import OBSERVED_GENERATION, Condition
-from headrace.api.quantities import PositiveDuration, seconds
+from headrace.api.quantities import SHORT_DURATION, PositiveDuration, seconds
+
+
+def _comparable(one: str, other: str, rule: str) -> str:
+    """The rule, where both fields are durations; where one is none, that has been told already."""
+    formed = " && ".join(f"self.{field}.matches(r'{SHORT_DURATION}')" for field in (one, other))
+    return f"!({formed}) || {rule}"
 
 
 class ServiceClass(ApiType):
@@ -35,14 +41,14 @@ class ServiceClass(ApiType):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "duration(self.maxQueueAge) <= duration(self.ttft)",
+            _comparable("maxQueueAge", "ttft", "duration(self.maxQueueAge) <= duration(self.ttft)"),
             "maxQueueAge must not exceed ttft: a request that old is already late",
             field=".maxQueueAge",
             numbers="'maxQueueAge ' + self.maxQueueAge + ' exceeds ttft ' + self.ttft + "
             "': a request that old is already late'",
         ),
         Rule(
-            "!has(self.e2e) || duration(self.e2e) >= duration(self.ttft)",
+            "!has(self.e2e) || " + _comparable("e2e", "ttft", "duration(self.e2e) >= duration(self.ttft)"),
             "e2e must not be shorter than ttft: the whole request includes its first token",
             field=".e2e",
             numbers="'e2e ' + self.e2e + ' is shorter than ttft ' + self.ttft + "

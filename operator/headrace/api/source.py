@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from headrace.api.cel import Rule
+from headrace.api.cel import Form, Rule
 from headrace.api.common import ApiType, SubdomainName
 
 
@@ -55,9 +55,11 @@ class SecretKeyRef(ApiType):
     """A key of a Secret in the same namespace; kubelet mounts it, the operator never reads it."""
 
     name: SubdomainName = Field(description="Name of the Secret, in the same namespace.")
-    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")] = Field(
-        "token", description="Key in the Secret whose value is the token."
-    )
+    key: Annotated[
+        str,
+        Field(min_length=1, max_length=253),
+        Form(r"^[-._a-zA-Z0-9]+$", "must consist of letters, digits, -, _ and ."),
+    ] = Field("token", description="Key in the Secret whose value is the token.")
 
 
 class Source(ApiType):

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from headrace.api.cel import Rule
+from headrace.api.cel import Form, Rule
 from headrace.api.common import MAP_BY_NAME, MAP_BY_TYPE, ApiType, Count, Metadata, Name, NamedRef
 from headrace.api.conditions import OBSERVED_GENERATION, Condition
 
@@ -17,9 +17,11 @@ class ApiKey(ApiType):
     """A key's hash; the key itself is never stored."""
 
     name: Name = Field(description="Name of the key, for people.")
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", max_length=64)] = Field(
-        description="SHA-256 of a random 256-bit key as `headrace key new` prints it, in lower-case hex."
-    )
+    sha256: Annotated[
+        str,
+        Field(max_length=64),
+        Form(r"^[0-9a-f]{64}$", "must be 64 digits of lower-case hex, as `headrace key new` prints them"),
+    ] = Field(description="SHA-256 of a random 256-bit key as `headrace key new` prints it, in lower-case hex.")
     expires_at: str | None = Field(
         None, description="When the key stops working, RFC 3339.", json_schema_extra={"format": "date-time"}
     )
