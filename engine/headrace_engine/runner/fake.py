@@ -54,7 +54,7 @@ class FakeRunner:
     tokens: int = 0  # computed since the start
     _rows: dict[int, _Row] = field(default_factory=dict)
     _queue: deque[tuple[StepPlan, list[tuple[_Row, int]]]] = field(default_factory=deque)
-    _memory: dict[int, dict[int, int]] = field(default_factory=dict)
+    _memory: dict[int, array[int]] = field(default_factory=dict)
 
     def launch(self, plan: StepPlan) -> None:
         """Take the plan's changes; check that pages to be written are not in use by steps in flight."""
@@ -107,14 +107,20 @@ class FakeRunner:
         if end > len(row.tokens) or end > page_count * PAGE_TOKENS:
             raise PageError(f"row {step.row}: {end} tokens of {len(row.tokens)} known on {page_count} pages")
         self.tokens += step.count
-        for position in range(step.start, end):
-            page = self._memory.setdefault(row.pages[position // PAGE_TOKENS], {})
-            page[position % PAGE_TOKENS] = row.tokens[position]
-        for i in range(-(-end // PAGE_TOKENS)):
-            want = row.tokens[i * PAGE_TOKENS : min(end, (i + 1) * PAGE_TOKENS)]
-            held = self._memory.get(row.pages[i], {})
-            if any(held.get(offset) != token for offset, token in enumerate(want)):
-                raise PageError(f"row {step.row}: page {row.pages[i]} does not hold tokens {i * PAGE_TOKENS} on")
+        for at in range(step.start // PAGE_TOKENS, -(-end // PAGE_TOKENS)):
+            page, base = self._page(row.pages[at]), at * PAGE_TOKENS
+            first, last = max(step.start, base), min(end, base + PAGE_TOKENS)
+            page[first - base : last - base] = row.tokens[first:last]
+        for at in range(-(-end // PAGE_TOKENS)):
+            want = row.tokens[at * PAGE_TOKENS : min(end, (at + 1) * PAGE_TOKENS)]
+            if self._page(row.pages[at])[: len(want)] != want:
+                raise PageError(f"row {step.row}: page {row.pages[at]} does not hold tokens {at * PAGE_TOKENS} on")
+
+    def _page(self, page: int) -> array[int]:
+        """Its slots; -1 where nothing was written."""
+        if page not in self._memory:
+            self._memory[page] = array("i", [-1]) * PAGE_TOKENS
+        return self._memory[page]
 
 
 def fake_kv(pages: int) -> KvSpec:
