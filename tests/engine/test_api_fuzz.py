@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from headrace.testing.background import Background
 from headrace.testing.engine_process import EngineProcess
 from headrace.testing.examples import examples
 from headrace_engine.api.openapi import document
@@ -133,12 +132,9 @@ def test_the_document_is_closed() -> None:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[httpx.Client]:
-    limits = ("--threads", "1", "--max-sequences", "4", "--max-model-len", "128", "--kv-cache-bytes", "16Mi")
-    with Background() as background:
-        engine = background.enter(EngineProcess("builtin://demo", *limits))
-        with httpx.Client(base_url=engine.url, timeout=30) as client:
-            yield client
+def client(short_engine: EngineProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=short_engine.url, timeout=30) as client:
+        yield client
 
 
 @pytest.mark.parametrize("name", ROUTES)
@@ -175,7 +171,7 @@ def test_the_document_is_served_and_the_state_is_as_it_says(client: httpx.Client
 
 
 def test_a_reset_of_the_cache_is_a_new_epoch(client: httpx.Client) -> None:
-    body = {"model": "demo", "prompt": [300 + index % 40 for index in range(100)], "max_tokens": 1}
+    body = {"model": "demo", "prompt": [300 + index % 40 for index in range(90)], "max_tokens": 1}
 
     def cached() -> int:
         usage = client.post("/v1/completions", json=body).json()["usage"]

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.testing.background import Background
 from headrace.testing.engine_process import EngineProcess
 from headrace.testing.leaping import LeapingLoop
 from headrace_engine.api import connection
@@ -25,15 +24,8 @@ LIMIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[EngineProcess]:
-    limits = ("--threads", "1", "--max-sequences", "4", "--kv-cache-bytes", "64Mi")
-    with Background() as background:
-        yield background.enter(EngineProcess("builtin://demo", *limits))
-
-
-@pytest.fixture(scope="module")
-def client(engine: EngineProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=engine.url, timeout=LIMIT_S) as client:
+def client(demo_engine: EngineProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=demo_engine.url, timeout=LIMIT_S) as client:
         yield client
 
 
@@ -143,36 +135,39 @@ def _response(file: Any) -> httpx.Response | None:
 
 
 class TestConnections:
-    def test_a_pipeline_is_answered_in_order(self, engine: EngineProcess) -> None:
+    def test_a_pipeline_is_answered_in_order(self, demo_engine: EngineProcess) -> None:
         other = json.dumps({**BODY, "max_tokens": 5}).encode()
         data = request() + request("/health", method="GET") + request(body=other) + request("/nowhere", method="GET")
-        first, health, second, lost = talk(engine, data, responses=4)
+        first, health, second, lost = talk(demo_engine, data, responses=4)
         assert first.json()["usage"]["completion_tokens"] == 2
         assert health.json() == {"status": "ok"}
         assert second.json()["usage"]["completion_tokens"] == 5
         assert lost.status_code == 404
 
-    def test_a_body_in_chunks_of_a_byte(self, engine: EngineProcess) -> None:
+    def test_a_body_in_chunks_of_a_byte(self, demo_engine: EngineProcess) -> None:
         data = json.dumps(BODY).encode()
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
         chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in data)
-        (response,) = talk(engine, head, chunks[:100], chunks[100:], b"0\r\n\r\n")
+        (response,) = talk(demo_engine, head, chunks[:100], chunks[100:], b"0\r\n\r\n")
         assert response.json()["usage"]["completion_tokens"] == 2
 
-    def test_a_client_that_asks_before_it_sends(self, engine: EngineProcess) -> None:
-        goes_on, response = talk(engine, request(head=b"expect: 100-continue\r\n"), responses=2)
+    def test_a_client_that_asks_before_it_sends(self, demo_engine: EngineProcess) -> None:
+        goes_on, response = talk(demo_engine, request(head=b"expect: 100-continue\r\n"), responses=2)
         assert (goes_on.status_code, response.status_code) == (100, 200)
 
     @pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff"], ids=["no-json", "no-object", "no-text"])
-    def test_a_refusal_keeps_the_connection(self, engine: EngineProcess, body: bytes) -> None:
-        refused, health = talk(engine, request(body=body), request("/health", method="GET"), responses=2)
+    def test_a_refusal_keeps_the_connection(self, demo_engine: EngineProcess, body: bytes) -> None:
+        refused, health = talk(demo_engine, request(body=body), request("/health", method="GET"), responses=2)
         assert (refused.status_code, health.status_code) == (400, 200)
 
     @pytest.mark.parametrize("method", ["GET", "PUT"])
-    def test_an_unread_body_does_not_become_the_next_request(self, engine: EngineProcess, method: str) -> None:
+    def test_an_unread_body_does_not_become_the_next_request(self, demo_engine: EngineProcess, method: str) -> None:
         data = b"%s /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 30\r\n\r\n" % method.encode()
         lost, health = talk(
-            engine, data + b"GET /version HTTP/1.1\r\n\r\n    " + b"x", request("/health", method="GET"), responses=2
+            demo_engine,
+            data + b"GET /version HTTP/1.1\r\n\r\n    " + b"x",
+            request("/health", method="GET"),
+            responses=2,
         )
         assert (lost.status_code, health.json()) == (404, {"status": "ok"})
 
@@ -188,23 +183,23 @@ class TestConnections:
         ],
         ids=["bytes", "tls", "http2", "negative-length", "two-lengths", "no-chunk"],
     )
-    def test_what_is_no_http_is_told_so(self, engine: EngineProcess, data: bytes) -> None:
-        (response,) = talk(engine, data)
+    def test_what_is_no_http_is_told_so(self, demo_engine: EngineProcess, data: bytes) -> None:
+        (response,) = talk(demo_engine, data)
         assert (response.status_code, response.headers["connection"]) == (400, "close")
         assert response.json()["error"]["code"] == "invalid_request"
 
-    def test_an_endless_head_is_cut_off(self, engine: EngineProcess, client: httpx.Client) -> None:
+    def test_an_endless_head_is_cut_off(self, demo_engine: EngineProcess, client: httpx.Client) -> None:
         """The client may see the refusal or, still sending, a reset; the engine keeps at most the bound of it."""
         try:
-            answers = talk(engine, b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 20_000_000)
+            answers = talk(demo_engine, b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 20_000_000)
         except OSError as error:
             assert isinstance(error, ConnectionError), error
         else:
             assert [answer.status_code for answer in answers] in ([431], [])
         assert client.get("/health").status_code == 200
 
-    def test_a_head_below_the_bound_is_read(self, engine: EngineProcess) -> None:
-        (response,) = talk(engine, request("/health", method="GET", head=b"x: " + b"a" * 30_000 + b"\r\n"))
+    def test_a_head_below_the_bound_is_read(self, demo_engine: EngineProcess) -> None:
+        (response,) = talk(demo_engine, request("/health", method="GET", head=b"x: " + b"a" * 30_000 + b"\r\n"))
         assert response.status_code == 200
 
 

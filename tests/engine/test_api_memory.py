@@ -33,7 +33,7 @@ TINY: dict[str, Any] = {
     "max_position_embeddings": 256,
     "dtype": "bfloat16",
 }
-LARGE = {**TINY, "vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8}
+LARGE = {**TINY, "vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 2}
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ def test_the_weights_are_held_once(tmp_path: Path) -> None:
     """What a large model's core holds more than a tiny one's are its weights, as they are in the file, and its pool."""
 
     async def main() -> tuple[Held, Held]:
-        tiny = await held(tmp_path / "tiny", TINY)
-        return tiny, await held(tmp_path / "large", LARGE)
+        return await asyncio.gather(held(tmp_path / "tiny", TINY), held(tmp_path / "large", LARGE))
 
     tiny, large = asyncio.run(main())
     grown = large.weights - tiny.weights + large.pool - tiny.pool

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.testing.background import Background
 from headrace.testing.engine_process import EngineProcess
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -19,12 +18,9 @@ NEAR = 0.15  # natural logarithms, between bfloat16 passes of different shapes
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[httpx.Client]:
-    limits = ("--threads", "1", "--max-sequences", "4", "--kv-cache-bytes", "64Mi")
-    with Background() as background:
-        engine = background.enter(EngineProcess("builtin://demo", *limits))
-        with httpx.Client(base_url=engine.url, timeout=60) as client:
-            yield client
+def client(demo_engine: EngineProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=demo_engine.url, timeout=60) as client:
+        yield client
 
 
 def post(client: httpx.Client, path: str, **fields: Any) -> dict[str, Any]:

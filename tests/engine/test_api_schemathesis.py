@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from headrace.testing.background import Background
 from headrace.testing.engine_process import EngineProcess
 from headrace_engine.api.openapi import document
 
@@ -31,14 +29,12 @@ CHECKS = [
     negative_data_rejection,
     unsupported_method,
 ]
-EXAMPLES = 12  # of each operation
-LIMITS = ("--threads", "1", "--max-sequences", "8", "--max-model-len", "64", "--kv-cache-bytes", "16Mi")
+EXAMPLES = 20  # of each operation
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with Background() as background:
-        yield background.enter(EngineProcess("builtin://demo", *LIMITS)).url
+@pytest.fixture
+def url(short_engine: EngineProcess) -> str:
+    return short_engine.url
 
 
 SERVED = schemathesis.openapi.from_dict(json.loads(document()))

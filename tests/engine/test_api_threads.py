@@ -4,15 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
+from headrace.testing.background import Background
 from headrace.testing.engine_process import EngineProcess
 
-TOKENS = 150
-LIMITS = ("--max-sequences", "2", "--kv-cache-bytes", "64Mi", "--threads", "2")
-OWN_POLICY = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": None}  # as without the tests' own thrift
+TOKENS = 50
+ROUNDS = 3
+TENFOLD = 10.0
+LIMITS = ("--max-sequences", "2", "--kv-cache-bytes", "64Mi")
+OWN_POLICY = {"OMP_NUM_THREADS": None, "OMP_WAIT_POLICY": None}  # as without the tests' own thrift
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[EngineProcess, EngineProcess]]:
+    """Two with a thread for each CPU."""
+
+    async def started() -> None:
+        await asyncio.gather(*(one.start() for one in engines))
+
+    async def stopped() -> None:
+        await asyncio.gather(*(one.stop() for one in engines))
+
+    engines = (engine(), engine())
+    with Background() as background:
+        try:
+            background.run(started())
+            yield engines
+        finally:
+            background.run(stopped())
 
 
 async def seconds(engine: EngineProcess) -> float:
@@ -28,30 +51,35 @@ def engine() -> EngineProcess:
     return EngineProcess("builtin://demo", *LIMITS, env=OWN_POLICY)
 
 
-def test_two_on_the_same_cpus_do_not_slow_each_other_tenfold() -> None:
-    """Each has a thread a CPU: side by side each would have half. Spinning without end made it tenfold and more."""
+def test_two_on_the_same_cpus_do_not_slow_each_other_tenfold(pair: tuple[EngineProcess, EngineProcess]) -> None:
+    """Each has a thread a CPU: side by side each would have half. Spinning without end made it tenfold and more.
+
+    The best of some rounds counts: one that shows it is enough.
+    """
 
     async def main() -> tuple[float, float]:
-        async with engine() as first:
-            await seconds(first)
-            alone = min([await seconds(first) for _ in range(3)])
-            async with engine() as second:
-                await seconds(second)
-                rounds = [max(await asyncio.gather(seconds(first), seconds(second))) for _ in range(3)]
-        return alone, min(rounds)
+        first, second = pair
+        await asyncio.gather(seconds(first), seconds(second))
+        alone = min([await seconds(first) for _ in range(ROUNDS)])
+        together = float("inf")
+        for _ in range(ROUNDS):
+            together = min(together, max(await asyncio.gather(seconds(first), seconds(second))))
+            if together < TENFOLD * alone:
+                break
+        return alone, together
 
     alone, together = asyncio.run(main())
-    assert together < 10 * alone
+    assert together < TENFOLD * alone
 
 
-@pytest.mark.parametrize(("threads", "policy"), [("1", "passive"), ("0", None)], ids=["one-thread", "as-many-as-cpus"])
-def test_policy_and_memory_are_said_at_the_start(threads: str, policy: str | None) -> None:
-    async def main() -> EngineProcess:
-        arguments = ("--threads", threads, "--kv-cache-bytes", "64Mi")
-        async with EngineProcess("builtin://demo", *arguments, env={"OMP_WAIT_POLICY": None}) as started:
-            return started
-
-    lines = {line.get("message"): line for line in asyncio.run(main()).lines}
+@pytest.mark.parametrize(("threads", "policy"), [(1, "passive"), (0, None)], ids=["one-thread", "as-many-as-cpus"])
+def test_policy_and_memory_are_said_at_the_start(
+    threads: int,
+    policy: str | None,
+    demo_engine: EngineProcess,
+    pair: tuple[EngineProcess, EngineProcess],
+) -> None:
+    lines = {line.get("message"): line for line in (demo_engine if threads else pair[0]).lines}
     memory = lines["memory"]
     assert memory["pool_bytes"] == (memory["total_pages"] + 1) * memory["page_bytes"] <= 64 << 20
     assert f"{memory['pool_bytes'] / (1 << 20):.2f} MiB of KV ({memory['total_pages']} pages" in memory["arithmetic"]
@@ -59,4 +87,4 @@ def test_policy_and_memory_are_said_at_the_start(threads: str, policy: str | Non
     starting = lines["starting"]
     expected = policy or ("short spin" if starting["cpus_allowed"] > 1 else "passive")
     assert starting["threads_wait"] == expected
-    assert starting["threads"] == (int(threads) or starting["cpus_allowed"])
+    assert starting["threads"] == (threads or starting["cpus_allowed"])

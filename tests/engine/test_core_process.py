@@ -18,6 +18,7 @@ import pytest
 import zmq
 
 from headrace_engine.config import EngineConfig
+from headrace_engine.core.failure import StartError
 from headrace_engine.core.messages import (
     Abort,
     Control,
@@ -34,6 +35,7 @@ from headrace_engine.core.messages import (
 )
 from headrace_engine.core.process import EXIT_START, run
 from headrace_engine.models.random import write_checkpoint
+from headrace_engine.runner.build import build
 from headrace_wire.protocol import Finish, Sampling
 from headrace_wire.reasons import Reason
 
@@ -69,6 +71,7 @@ class Core:
         self.process.start()
         self.deltas: dict[str, list[Delta]] = {}
         self.states: list[StateReport] = []
+        self.ready: Ready | None = None
 
     def send(self, message: ToCore) -> None:
         self._to.send(self._encode.encode(message))
@@ -80,7 +83,7 @@ class Core:
         )
 
     def receive(self) -> FromCore:
-        """The next message, kept in `deltas` or `states` too."""
+        """The next message, kept in `deltas`, `states` or `ready` too."""
         if not self._from.poll(int(PATIENCE_S * 1000)):
             raise TimeoutError("the core said nothing")
         message = self._decode.decode(self._from.recv())
@@ -89,6 +92,8 @@ class Core:
                 self.deltas.setdefault(delta.id, []).append(delta)
         if isinstance(message, StateReport):
             self.states.append(message)
+        if isinstance(message, Ready):
+            self.ready = message
         return message
 
     def until(self, condition: Callable[[], bool]) -> None:
@@ -124,15 +129,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def core(model: Path, tmp_path: Path) -> Iterator[Core]:
-    core = Core(tmp_path, settings(model))
-    yield core
-    core.close()
+@pytest.fixture(scope="module")
+def core(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Core]:
+    """It serves until the last test that uses it stops it."""
+    core = Core(tmp_path_factory.mktemp("core"), settings(model))
+    try:
+        core.until(lambda: core.ready is not None)
+        yield core
+    finally:
+        core.close()
+
+
+def test_ignores_the_terminals_interrupt(core: Core) -> None:
+    assert core.process.pid is not None
+    os.kill(core.process.pid, signal.SIGINT)
+    core.submit("a", [1], max_tokens=3)
+    assert core.end("a").finish is Finish.LENGTH
 
 
 def test_serves_aborts_reports_and_stops(core: Core) -> None:
-    ready = core.receive()
+    ready = core.ready
     assert isinstance(ready, Ready)
     assert (ready.model.name, ready.model.max_tokens, ready.model.kv_dtype) == ("tiny", 4096, "float32")
     assert ready.total_pages == ready.memory["pool_pages"]
@@ -157,14 +173,6 @@ def test_serves_aborts_reports_and_stops(core: Core) -> None:
     assert core.process.exitcode == 0
 
 
-def test_ignores_the_terminals_interrupt(core: Core) -> None:
-    core.receive()
-    assert core.process.pid is not None
-    os.kill(core.process.pid, signal.SIGINT)
-    core.submit("a", [1], max_tokens=3)
-    assert core.end("a").finish is Finish.LENGTH
-
-
 @pytest.mark.parametrize(
     ("more", "reason", "words"),
     [
@@ -175,14 +183,19 @@ def test_ignores_the_terminals_interrupt(core: Core) -> None:
         pytest.param({"max_model_len": 5000}, "ModelInvalid", "5000 tokens was asked for", id="context"),
     ],
 )
-def test_says_why_it_cannot_start(model: Path, tmp_path: Path, more: dict[str, Any], reason: str, words: str) -> None:
-    config = settings(Path(more.pop("path", model)), **more)
-    core = Core(tmp_path, config)
+def test_what_cannot_be_built_says_why(model: Path, more: dict[str, Any], reason: str, words: str) -> None:
+    with pytest.raises(StartError, match=words) as caught:
+        build(settings(Path(more.pop("path", model)), **more))
+    assert caught.value.reason == reason
+
+
+def test_says_why_it_cannot_start(model: Path, tmp_path: Path) -> None:
+    core = Core(tmp_path, settings(model, max_model_len=5000))
     try:
         failed = core.receive()
         assert isinstance(failed, Failed)
-        assert failed.reason == reason
-        assert words in failed.message
+        assert failed.reason == "ModelInvalid"
+        assert "5000 tokens was asked for" in failed.message
         core.process.join(PATIENCE_S)
         assert core.process.exitcode == EXIT_START
     finally:

@@ -15,12 +15,11 @@ import msgspec
 import pytest
 
 from headrace.testing.background import Background
-from headrace.testing.engine_process import EngineProcess
 from headrace.testing.fake_engine import FakeEngine
 from headrace_wire.chat import ChatTokenizer
 from headrace_wire.protocol import PAGE_TOKENS, PROTOCOL, EngineState, TokenizerBundle
 
-CONTEXT = 512  # tokens
+CONTEXT = 512  # tokens, of both engines
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 DEADLINE_S = 20.0
 FREED_S = 10.0  # ten times the promise, for a loaded machine; test_api_bounds holds the promise itself
@@ -59,9 +58,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Speaker]:
             fake = FakeEngine(model="m", max_sequences=2, max_tokens=CONTEXT, tokens_per_s=300, total_pages=16)
             url = background.enter(fake).url
         else:
-            limits = ["--max-sequences", "2", "--max-model-len", str(CONTEXT), "--kv-cache-bytes", "64Mi"]
-            real = EngineProcess("builtin://demo", "--served-model-name", "m", "--threads", "1", *limits)
-            url = background.enter(real).url
+            url = request.getfixturevalue("protocol_engine").url
         with httpx.Client(base_url=url, timeout=DEADLINE_S) as client:
             yield Speaker(client, "m")
 

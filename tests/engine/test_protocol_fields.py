@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from headrace.testing.background import Background
-from headrace.testing.engine_process import EngineProcess
 from headrace.testing.fake_engine import FakeEngine
 
 USER = [{"role": "user", "content": "hi"}]
@@ -26,8 +25,7 @@ def speaking(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
         if request.param == "fake":
             url = background.enter(FakeEngine(model="m", max_sequences=4, tokens_per_s=float("inf"))).url
         else:
-            limits = ("--served-model-name", "m", "--threads", "1", "--kv-cache-bytes", "64Mi")
-            url = background.enter(EngineProcess("builtin://demo", *limits)).url
+            url = request.getfixturevalue("protocol_engine").url
         with httpx.Client(base_url=url, timeout=60) as client:
             yield client
 
