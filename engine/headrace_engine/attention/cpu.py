@@ -16,7 +16,7 @@ from headrace_wire.protocol import PAGE_TOKENS
 LINE = 64  # bytes of a cache line
 BLOCK = 64  # prompt tokens attended in one call; what lies above the diagonal is skipped beyond it
 MASK_STEP = 2048  # tokens by which the mask of prompts grows
-GATHER_BYTES = 1 << 20  # keys and values copied for one call: they stay in a core's cache until they are read
+GATHER_BYTES = 4 << 20  # keys and values copied for one call: about what stays in the caches until it is read
 WIDE_BYTES = 32 << 20  # keys and values of a prompt's context up to this size are converted to fp32, which is faster
 
 _sdpa = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

@@ -6,10 +6,11 @@ fenced (no reference, but a step in flight may still touch it; it becomes evicta
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from enum import Enum
+
+from headrace_engine.core.free import FreePages
 
 NO_PAGE = 0  # the dummy page: never handed out
 
@@ -39,7 +40,7 @@ class BlockPool:
         self._children: dict[int, set[int]] = {}
         self._parent = [NO_PAGE] * (total + 1)
         self._index: dict[bytes, int] = {}
-        self._free = list(range(1, total + 1))  # a heap: low pages first keeps block tables contiguous
+        self._free = FreePages(total)
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._fenced: deque[int] = deque()
         self._fence = [0] * (total + 1)  # number of the last step that may touch the page
@@ -94,7 +95,7 @@ class BlockPool:
             return None
         while len(self._free) < count:
             self._evict(next(iter(self._evictable)))
-        pages = [heapq.heappop(self._free) for _ in range(count)]
+        pages = self._free.take(count)
         for page in pages:
             self._refs[page] = 1
         self.used += count
@@ -164,12 +165,12 @@ class BlockPool:
         self._keys = [None] * (self.total + 1)
         self._parent = [NO_PAGE] * (self.total + 1)
         for page in self._evictable:
-            heapq.heappush(self._free, page)
+            self._free.add(page)
         self._evictable.clear()
 
     def _settle(self, page: int) -> None:
         if self._keys[page] is None:
-            heapq.heappush(self._free, page)
+            self._free.add(page)
         else:
             self._evictable[page] = None
 
@@ -194,4 +195,4 @@ class BlockPool:
             self._parent[page] = NO_PAGE
             if page in self._evictable:
                 del self._evictable[page]
-                heapq.heappush(self._free, page)
+                self._free.add(page)
