@@ -59,6 +59,8 @@ class TenantState(msgspec.Struct, frozen=True, kw_only=True):
     tokens_last_minute: int = 0
     tokens_today: int = 0
     concurrent_requests: int = 0
+    outcomes: dict[str, int] = {}  # by OUTCOMES, since `started_at`
+    refused: dict[str, int] = {}  # requests that got an error, by its code, since `started_at`
 
 
 class GatewayState(msgspec.Struct, frozen=True, kw_only=True):

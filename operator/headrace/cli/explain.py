@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli import explain_tenant
+
 if TYPE_CHECKING:
     from headrace.api.common import ApiType
 
@@ -25,9 +27,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the subcommand."""
     parser = commands.add_parser(
         "explain",
-        help="why a Model is as it is: conditions, memory, service level, scaling decisions",
-        description="Tells a Model's conditions, replicas, memory arithmetic, service level and last scaling decisions "
-        "with every candidate and guard, and what would change the number of replicas.",
+        help="why a Model is as it is, or a Tenant's requests are refused",
+        description="Of a Model: conditions, replicas, memory arithmetic, service level and last scaling decisions "
+        "with every candidate and guard, and what would change the number of replicas. Of a Tenant: keys, quotas and "
+        "what is used of them, the Models that it may call, and why its requests are refused.",
     )
     kinds = parser.add_subparsers(title="kinds", metavar="KIND", required=True)
     model = kinds.add_parser("model", aliases=["models", "mdl"], help="a Model")
@@ -41,6 +44,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "ServiceLevelObjective) instead of the cluster; - reads standard input",
     )
     model.set_defaults(run=run)
+    explain_tenant.register(kinds)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,15 +56,15 @@ def run(arguments: argparse.Namespace) -> int:
     from headrace.cli.explain_report import report
 
     found = _from_file(arguments) if arguments.file is not None else _from_cluster(arguments)
-    model = _parse(Model, found.model)
-    slo = None if found.slo is None else _parse(ServiceLevelObjective, found.slo)
+    model = parse(Model, found.model)
+    slo = None if found.slo is None else parse(ServiceLevelObjective, found.slo)
     if not isinstance(model, Model) or not (slo is None or isinstance(slo, ServiceLevelObjective)):
         raise TypeError("an object of another kind was parsed")
     print(report(model, slo, time.time()))
     return 0
 
 
-def _parse(kind: type[ApiType], raw: Object) -> ApiType:
+def parse(kind: type[ApiType], raw: Object) -> ApiType:
     from pydantic import ValidationError
 
     from headrace.cli.main import UsageError
@@ -76,28 +80,28 @@ def _parse(kind: type[ApiType], raw: Object) -> ApiType:
 def _from_file(arguments: argparse.Namespace) -> Found:
     from headrace.cli.main import UsageError
 
-    objects = list(_objects(_load(arguments.file)))
+    objects = list(objects_of(load(arguments.file)))
     models = [
         o
         for o in objects
         if o.get("kind") == "Model"
-        and _meta(o).get("name") == arguments.name
-        and arguments.namespace in (None, _meta(o).get("namespace", "default"))
+        and meta_of(o).get("name") == arguments.name
+        and arguments.namespace in (None, meta_of(o).get("namespace", "default"))
     ]
     if not models:
         raise UsageError(f"{arguments.file}: holds no Model named {arguments.name}")
     model = models[0]
-    name, namespace = _slo_name(model), _meta(model).get("namespace", "default")
+    name, namespace = _slo_name(model), meta_of(model).get("namespace", "default")
     slos = (
         o
         for o in objects
         if o.get("kind") == "ServiceLevelObjective"
-        and (_meta(o).get("name"), _meta(o).get("namespace", "default")) == (name, namespace)
+        and (meta_of(o).get("name"), meta_of(o).get("namespace", "default")) == (name, namespace)
     )
     return Found(model, next(slos, None))
 
 
-def _load(name: str) -> Any:
+def load(name: str) -> Any:
     import sys
     from pathlib import Path
 
@@ -114,11 +118,11 @@ def _load(name: str) -> Any:
         raise UsageError(f"{name} is neither JSON nor YAML: {' '.join(str(error).split())}") from error
 
 
-def _objects(documents: Iterable[Any]) -> Iterable[Object]:
+def objects_of(documents: Iterable[Any]) -> Iterable[Object]:
     """The objects of the documents, those of lists included."""
     for document in documents:
         if isinstance(document, dict) and isinstance(document.get("items"), list):
-            yield from _objects(document["items"])
+            yield from objects_of(document["items"])
         elif isinstance(document, dict):
             yield document
 
@@ -153,7 +157,7 @@ async def _read(namespace: str, name: str) -> Found:
         return Found(model, slo)
 
 
-def _meta(obj: Object) -> Object:
+def meta_of(obj: Object) -> Object:
     meta = obj.get("metadata")
     return meta if isinstance(meta, dict) else {}
 

@@ -45,7 +45,7 @@ def _headline(model: Model) -> str:
 
 def _conditions(model: Model) -> Iterator[str]:
     rows = [(c.type, c.status, c.reason, c.message) for c in model.status.conditions]
-    yield from _table(rows) if rows else ["none yet"]
+    yield from table(rows) if rows else ["none yet"]
 
 
 def _replicas(model: Model, at: float | None) -> Iterator[str]:
@@ -132,7 +132,7 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
         name, replicas = str(candidate.get("name", "?")), candidate.get("replicas")
         mark = "→" if name == winner else " "
         rows.append((f"{mark} {name}", "-" if replicas is None else str(replicas), str(candidate.get("detail", ""))))
-    yield from (f"  {line}" for line in _table(rows))
+    yield from (f"  {line}" for line in table(rows))
     for guard in _maps(decision.get("guards")):
         yield f"  guard {guard.get('name', '?')}: {guard.get('effect', '')}, {guard.get('detail', '')}"
 
@@ -162,7 +162,7 @@ def _maps(value: object) -> Iterator[Mapping[str, Any]]:
         yield from (item for item in value if isinstance(item, dict))
 
 
-def _table(rows: Iterable[Row]) -> Iterator[str]:
+def table(rows: Iterable[Row]) -> Iterator[str]:
     """Columns of equal width; the last one is as long as it likes."""
     kept = list(rows)
     widths = [max(len(row[i]) for row in kept) for i in range(len(kept[0]) - 1)] if kept else []

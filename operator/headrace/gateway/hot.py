@@ -33,7 +33,7 @@ from headrace.gateway.exchange import Exchange, Stage, say_limit
 from headrace.gateway.front import HANG_UP, MALFORMED
 from headrace.gateway.identity import authenticate, resolve
 from headrace.gateway.journal import Line, endpoint_of
-from headrace.gateway.ledger import Books, Times
+from headrace.gateway.ledger import Books, Outcome, Times
 from headrace.gateway.rest import REQUEST_ID
 from headrace.gateway.world import World
 from headrace_wire.reasons import Reason, RequestError
@@ -98,6 +98,7 @@ class Gateway:
             call = await self._understand(scope, receive, decode, line)
         except RequestError as error:
             self._stage.metrics.refused.labels(error.reason.value).inc()
+            self._note((line.namespace, line.tenant), None, error.reason.value)
             if isinstance(error, BodyLate) or leaves_unread(headers):
                 down.headers[b"connection"] = b"close"
             await self._patiently(scope, down.fail(error))
@@ -183,8 +184,14 @@ class Gateway:
             await down.fail(RequestError(Reason.INTERNAL, "the gateway failed"))
         finally:
             down.quiet()
+            self._note(call.tenant, account.outcome, account.reason)
             line.ended(call, account, down.status, self._stage.clock())
         return False
+
+    def _note(self, tenant: tuple[str, str], outcome: Outcome | None, code: str) -> None:
+        """Count what became of a tenant's request, if it is known and still there."""
+        if tenant in self._parts.world.tenants:
+            self._parts.books.tenant(tenant).end(outcome, code)
 
     async def _admit(self, call: Call, account: Account, down: Downstream) -> None:
         """Count, check, reserve, queue, relay. Raises RequestError, ClientGone."""

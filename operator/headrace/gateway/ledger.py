@@ -86,10 +86,26 @@ class ClassBook:
 
 
 @dataclass
+class TenantBook:
+    """Counters of one tenant; they only grow."""
+
+    outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+    refused: dict[str, int] = field(default_factory=dict)  # by the error's code
+
+    def end(self, outcome: Outcome | None, code: str) -> None:
+        """Count an ended request; `outcome` None: it was no valid one; `code` "": it was answered."""
+        if outcome is not None:
+            self.outcomes[outcome] += 1
+        if code and outcome is not Outcome.CANCELLED:
+            self.refused[code] = self.refused.get(code, 0) + 1
+
+
+@dataclass
 class Books:
-    """All counters by (namespace, model) and class."""
+    """All counters by (namespace, model) and class, and by (namespace, tenant)."""
 
     classes: dict[tuple[str, str], dict[str, ClassBook]] = field(default_factory=dict)
+    tenants: dict[tuple[str, str], TenantBook] = field(default_factory=dict)
     last_request: dict[tuple[str, str], float] = field(default_factory=dict)  # arrival, monotonic seconds
 
     def book(self, model: tuple[str, str], service: str) -> ClassBook:
@@ -98,6 +114,14 @@ class Books:
         if service not in books:
             books[service] = ClassBook()
         return books[service]
+
+    def tenant(self, tenant: tuple[str, str]) -> TenantBook:
+        """The counters of a tenant, made on first use."""
+        return self.tenants.setdefault(tenant, TenantBook())
+
+    def forget_tenant(self, tenant: tuple[str, str]) -> None:
+        """The tenant is gone."""
+        self.tenants.pop(tenant, None)
 
     def forget(self, model: tuple[str, str]) -> None:
         """The model is gone."""

@@ -155,6 +155,7 @@ class Service:
             self.quotas.configure(key, tenant.spec.quota)
         for key in self._tenants - self.world.tenants.keys():
             self.quotas.forget(key)
+            self.books.forget_tenant(key)
         self._tenants = set(self.world.tenants)
 
     def _client_app(self) -> Gateway:

@@ -11,7 +11,7 @@ from headrace.api.gateway_state import ClassState, EngineReport, GatewayState, M
 from headrace.api.model import Model
 from headrace.gateway.dispatch import Desk, Dispatcher
 from headrace.gateway.engines import Engine, Fleet
-from headrace.gateway.ledger import Books, ClassBook
+from headrace.gateway.ledger import Books, ClassBook, TenantBook
 from headrace.gateway.metering import Metrics
 from headrace.gateway.world import ObjectKey, World
 
@@ -110,7 +110,7 @@ class Reporter:
         ]
 
     def _tenant(self, key: ObjectKey, wall: float) -> TenantState:
-        usage = self.quotas.usage(key, wall)
+        usage, book = self.quotas.usage(key, wall), self.books.tenants.get(key, TenantBook())
         return TenantState(
             namespace=key[0],
             name=key[1],
@@ -119,4 +119,6 @@ class Reporter:
             tokens_last_minute=usage.tokens_last_minute,
             tokens_today=usage.tokens_today,
             concurrent_requests=usage.concurrent_requests,
+            outcomes={outcome.value: number for outcome, number in book.outcomes.items()},
+            refused=dict(book.refused),
         )
