@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -38,6 +39,8 @@ from headrace.planning.replicas import target
 from headrace.planning.status import ScalingView, View, invalid_status, model_status, stamp
 from headrace.planning.template import Inputs
 from headrace_wire.memory import ParallelismError
+
+log = logging.getLogger(__name__)
 
 
 class Models:
@@ -180,11 +183,20 @@ class Models:
             if condition["type"] != ConditionType.READY.value:
                 continue
             now = (condition["status"], condition["reason"])
+            if notes.ready != now:
+                log.info("a Model's readiness changed", extra=_said(raw, condition))
             if notes.ready is not None and notes.ready != now:
                 kind = "Warning" if now[0] == "False" and now[1] not in _USUAL else "Normal"
                 note = Note("Warning" if kind == "Warning" else "Normal", now[1], "Reconcile", condition["message"])
                 self._recorder.record(MODELS, raw, note)
             notes.ready = now
+
+
+def _said(raw: Object, ready: Object) -> dict[str, str]:
+    """Fields of a log line about the condition Ready."""
+    metadata = raw["metadata"]
+    told = {"ready": ready["status"], "reason": ready["reason"], "detail": ready["message"]}
+    return {"namespace": metadata["namespace"], "model": metadata["name"], **told}
 
 
 def _rival(raw: Object, conflict: Conflict) -> str:
