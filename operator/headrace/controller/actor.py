@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from headrace.api.gateway_state import EngineReport
 from headrace.api.model import Model
 from headrace.api.slo import BUILTIN_SLO, ServiceLevelObjective
 from headrace.cluster.apply import replicas_owner
@@ -25,24 +24,26 @@ from headrace.controller.measures import Measures
 from headrace.controller.objects import find, models_in, pods_by_model, revision_of_deployment
 from headrace.controller.purse import Purse, Wish
 from headrace.controller.queue import KeyedQueue
-from headrace.controller.shared import GatewayView, ModelNotes, Notes
+from headrace.controller.reports import engines_of, essence, figures
+from headrace.controller.shared import ModelNotes, Notes
 from headrace.controller.store import Object, Store
 from headrace.controller.tenants import Tenants
 from headrace.controller.work import Work
-from headrace.planning.live import ClassFigures, class_statuses
+from headrace.planning.live import class_statuses
 from headrace.planning.pods import PodReport, report
 from headrace.planning.status import DECISIONS_KEPT, ScalingView
 from headrace.scaling.decide import decide
+from headrace.scaling.load import BIN_S, Load
+from headrace.scaling.recall import AGREE_S
 from headrace.scaling.record import Ring
 from headrace.scaling.samples import GatewayReport, merge
-from headrace.scaling.signals import goodput, queue_ages
 from headrace.scaling.types import Allowed, Decision, Memory, Policy, Reason, Replicas, Sample, iso
 from headrace.scaling.window import Window
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-FIGURES_S = 300.0  # span of the goodput that a status shows
+YOUNG_S = 900.0  # of fresh load, from where Prometheus is not asked for more
 UNUSABLE_S = 10.0  # so long without a usable input before the condition says so
 UNUSABLE = (Reason.NO_DATA, Reason.STALE, Reason.INCOMPLETE)
 
@@ -171,6 +172,7 @@ class Actor:
         slo = self._slo(model)
         policy = Policy.of(model, slo, now)
         memory = self._remember(key, model, policy)
+        self._recall(key, memory.window.load, now)
         self.record.before(key, policy, memory.window)
         memory.window.add(sample)
         self.record.sample(key, sample)
@@ -226,6 +228,18 @@ class Actor:
             self.record.forget(key)
         memory.window.resize(policy)
         return memory
+
+    def _recall(self, key: Key, load: Load, now: float) -> None:
+        """Take in what Prometheus remembers, once; say whether that would help. A recording begins anew with it."""
+        notes, fresh_s = self._notes.of(key), len(load.arrivals(now)) * BIN_S
+        points, notes.past = notes.past, ()
+        if points and not load.recalls:
+            found = load.recall(points, now)
+            fields = {"kind": MODELS.kind, "namespace": key[0], "object": key[1]}
+            log.info("load of before: %s", found.detail, extra=fields)
+            if found.rates:
+                self.record.forget(key)
+        notes.young = not load.recalls and AGREE_S <= fresh_s < YOUNG_S
 
     def _propose(self, look: _Look, now: float) -> _Proposal | None:
         memory, notes = look.memory, look.notes
@@ -300,7 +314,7 @@ class Actor:
 
 def _shown(notes: ModelNotes) -> object:
     """What a status is made from, as far as this loop has it."""
-    return notes.scaling, notes.decision, _essence(notes.engines)
+    return notes.scaling, notes.decision, essence(notes.engines)
 
 
 def _phase(pod: Object) -> object:
@@ -331,41 +345,6 @@ def replicas_of(current: int, pods: PodReport, memory: _Memory) -> Replicas:
         changed_at=memory.changed_at,
         cold_start_s=memory.cold_start_s,
     )
-
-
-def figures(policy: Policy, window: Window, sample: Sample, now: float) -> tuple[ClassFigures, ...]:
-    """What the status may show; nothing while no gateway has told of the Model."""
-    if not sample.gateways:
-        return ()
-    ages = queue_ages(policy, sample)
-    ended = goodput(policy, window, now, FIGURES_S)
-    return tuple(
-        ClassFigures(
-            c.name,
-            goodput=None if not ended[c.name].offered else ended[c.name].good / ended[c.name].offered,
-            queue_age_s=ages.get(c.name),
-        )
-        for c in policy.classes
-    )
-
-
-def engines_of(gateways: Sequence[GatewayView], key: Key) -> tuple[EngineReport, ...]:
-    """The freshest report of each engine of a Model, over all gateways."""
-    found: dict[str, EngineReport] = {}
-    for gateway in gateways:
-        for model in gateway.state.models if gateway.state is not None else ():
-            if (model.namespace, model.name) != key:
-                continue
-            for engine in model.engines:
-                known = found.get(engine.pod)
-                if engine.state is not None and (known is None or (engine.age_s or 0.0) < (known.age_s or 0.0)):
-                    found[engine.pod] = engine
-    return tuple(found[pod] for pod in sorted(found))
-
-
-def _essence(engines: Sequence[EngineReport]) -> Mapping[str, object]:
-    """What a status shows of engines: it changes seldom."""
-    return {e.pod: (e.state.model, e.state.engine, e.state.total) for e in engines if e.state is not None}
 
 
 def _usability(view: ScalingView, memory: _Memory, decision: Decision) -> ScalingView:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 
 from headrace.api.model import Model
 from headrace.api.slo import BUILTIN_SLO
@@ -22,9 +24,17 @@ IDLE_S = 1.0  # until the next look while following, or while there are no Model
 class Chronicle:
     """`run()` ends only when cancelled."""
 
-    def __init__(self, store: Store, notes: Notes, history: History, leader: Leader, queue: KeyedQueue[Work]):
+    def __init__(
+        self,
+        store: Store,
+        notes: Notes,
+        history: History,
+        leader: Leader,
+        queue: KeyedQueue[Work],
+        clock: Callable[[], float] = time.time,
+    ):
         self._store, self._notes, self._history = store, notes, history
-        self._leader, self._queue = leader, queue
+        self._leader, self._queue, self._clock = leader, queue, clock
 
     async def run(self) -> None:
         """Look each minute while leading; the first time as soon as there is something to look at."""
@@ -40,6 +50,8 @@ class Chronicle:
         window = (references_of(self._store, model).slo or BUILTIN_SLO).window
         sentence = words(await self._history.attainment(*key, window), window)
         notes = self._notes.of(key)
+        if notes.young:
+            notes.past = await self._history.offered(*key, self._clock())
         if sentence != notes.history:
             notes.history = sentence
             self._queue.add((MODELS, key))

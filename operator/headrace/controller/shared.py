@@ -9,6 +9,7 @@ from headrace.api.gateway_state import EngineReport, GatewayState
 from headrace.cluster.resources import Key
 from headrace.planning.live import ClassFigures
 from headrace.planning.status import ScalingView
+from headrace.scaling.recall import Point
 from headrace_wire.shape import ModelShape
 
 
@@ -24,6 +25,8 @@ class ModelNotes:
     figures: tuple[ClassFigures, ...] = ()
     engines: tuple[EngineReport, ...] = ()
     history: str = ""  # attainment over the objective's window, in words
+    young: bool = False  # its load is known for a minute or more, and not for long: what was before would help
+    past: tuple[Point, ...] = ()  # the load of before, as Prometheus has it; taken by the scaling loop
     shapes: dict[str, ModelShape] = field(default_factory=dict)  # by source URI, as init containers found them
     ready: tuple[str, str] | None = None  # status and reason of the condition Ready, as last seen
 

@@ -57,6 +57,11 @@ def expected(context: Context) -> Candidate:
     if wanted > context.replicas.current and not any(context.arrivals[-round(PRESENT_S / BIN_S) :]):
         wanted = context.replicas.current
         text += f"; nobody asked in {PRESENT_S:.0f} s, which is no time to grow"
+    fresh = context.arrivals[-len(arrivals) :]
+    if wanted > context.replicas.current and context.recalls:  # what was recalled may keep replicas, not add any
+        grown = replicas(expected_rate(fresh, setting, plant.cold_start_s), setting, plant.capacity) if fresh else 0
+        wanted = max(context.replicas.current, grown)
+        text += "; load of before the start counts for keeping replicas only"
     return Candidate(FORECAST, wanted + context.stuck, text + _stuck(context))
 
 

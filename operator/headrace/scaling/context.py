@@ -71,17 +71,27 @@ class Context:
         return self.window.load.arrivals(self.now)
 
     @cached_property
+    def remembered(self) -> list[float]:
+        """The arrivals, and those of before that a time series database remembered."""
+        return self.window.load.remembered(self.now)
+
+    @property
+    def recalls(self) -> bool:
+        """True where something was recalled."""
+        return len(self.remembered) > len(self.arrivals)
+
+    @cached_property
     def unsettled(self) -> list[float]:
-        """The arrivals that a forecast may size for: those after a step down that no forecast had part in.
+        """The load that a forecast may size for: that after a step down which no forecast had part in.
 
         Such a step found that fewer replicas suffice. Without this, what is learned a moment later would size for the
         load that had just ended, and the replica would come back for nobody.
         """
         since = self.memory.settled_at
         if since is None or since > self.now:
-            return self.arrivals
+            return self.remembered
         whole = math.floor(self.now / BIN_S) - math.ceil(since / BIN_S)
-        return self.arrivals[-whole:] if whole > 0 else []
+        return self.remembered[-whole:] if whole > 0 else []
 
     @cached_property
     def plant(self) -> Plant | None:
@@ -135,14 +145,16 @@ class Context:
         present = self.memory.choice
         if self.plant is None or not self.chooses:
             return present
-        return choose(self.arrivals, self.plant, present, self.price)
+        return choose(self.remembered, self.plant, present, self.price)
 
     @property
     def settle_s(self) -> float:
         """Seconds for which fewer replicas must have sufficed: what was learned, else not less than a cold start."""
-        if self.plant is not None and self.choice.late is not None:
-            return self.choice.setting.hold_s
-        return max(self.policy.down_after_s, self.replicas.cold_start_s or 0.0)
+        usual = max(self.policy.down_after_s, self.replicas.cold_start_s or 0.0)
+        if self.plant is None or self.choice.late is None:
+            return usual
+        hold = self.choice.setting.hold_s
+        return max(hold, usual) if self.recalls else hold  # what was recalled makes no window shorter
 
     @property
     def judged_s(self) -> float:

@@ -6,10 +6,12 @@ Arrivals are kept in bins of five seconds over the last half hour, service in bl
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
 from headrace.scaling.capacity import Block, Capacity, capacity
+from headrace.scaling.recall import Point, Recalled, recall
 
 BIN_S = 5.0
 BINS = 360
@@ -29,6 +31,7 @@ class LoadState(msgspec.Struct, frozen=True, kw_only=True):
     queued: int = 0  # requests that waited at the last sample
     carried: tuple[float, float] = (0.0, 0.0)  # that left the queue and that began, and are not yet counted
     known: tuple[int, float] | None = None  # slots, requests/s that a replica was last known to take
+    recalled: tuple[float, ...] = ()  # requests/s of the bins before `first`, from a time series database
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -55,6 +58,7 @@ class Load:
         self._queued = state.queued
         self._carried = state.carried
         self._known = state.known
+        self._recalled = state.recalled
         self._learned: tuple[int, Capacity] | None = None  # slots, what the blocks say
 
     def add(self, seen: Seen) -> None:
@@ -65,7 +69,7 @@ class Load:
         left, admitted = seen.left + self._carried[0], seen.admitted + self._carried[1]
         self._carried = (0.0, 0.0)
         if before is None or not 0 < seen.at - before <= HOLE_S:
-            self._first, self._open = None, None
+            self._first, self._open, self._recalled = None, None, ()
             self._bins.clear()
             return
         self._arrive(before, seen.at, max(0.0, left + grown))
@@ -81,6 +85,26 @@ class Load:
             return []
         whole = min(len(self._bins), int(now // BIN_S) - self._first)
         return [count / BIN_S for count in list(self._bins)[: max(0, whole)]]
+
+    def recall(self, points: Sequence[Point], now: float) -> Recalled:
+        """Remember what was asked before the first bin, as far as it can be believed; gives what came of it."""
+        fresh = self.arrivals(now)
+        if self._first is None or not fresh:
+            return Recalled((), "nothing was seen yet to compare with")
+        found = recall(points, fresh, self._first * BIN_S, BIN_S, BINS - len(fresh))
+        self._recalled = found.rates
+        return found
+
+    @property
+    def recalls(self) -> bool:
+        """True where something of before the first bin is remembered."""
+        return bool(self._recalled)
+
+    def remembered(self, now: float) -> list[float]:
+        """The arrivals, with those before them that were recalled: half an hour at most."""
+        fresh = self.arrivals(now)
+        more = min(len(self._recalled), BINS - len(fresh))
+        return fresh if more <= 0 else [*self._recalled[-more:], *fresh]
 
     def capacity(self, slots: int) -> Capacity:
         """What a replica with so many slots takes; what was known last, where the last half hour does not show it."""
@@ -111,6 +135,7 @@ class Load:
             queued=self._queued,
             carried=self._carried,
             known=self._known,
+            recalled=self._recalled,
         )
 
     def _arrive(self, begin: float, end: float, arrived: float) -> None:
@@ -126,6 +151,7 @@ class Load:
         while len(self._bins) > BINS + 1:
             self._bins.popleft()
             self._first += 1
+            self._recalled = ()  # the fresh bins are half an hour by themselves
 
     def _serve(self, before: float, seen: Seen, waited: bool) -> None:
         span, block = seen.at - before, self._open
