@@ -234,11 +234,11 @@ def test_a_defect_met_with_one_model_does_not_end_the_scaling_of_others(
         looked: list[str] = []
         original = Actor._look
 
-        def look(self: Actor, key: Any, model: Any, sample: Any, now: float) -> None:
-            if key[1] == "broken":
+        def look(self: Actor, model: Any, sample: Any, now: float) -> Any:
+            if model.metadata.name == "broken":
                 raise ZeroDivisionError("met with an odd input")
-            looked.append(key[1])
-            original(self, key, model, sample, now)
+            looked.append(model.metadata.name)
+            return original(self, model, sample, now)
 
         monkeypatch.setattr(Actor, "_look", look)
         await rig.operator.actor.tick()
