@@ -33,9 +33,13 @@ class Lies(FakeEngine):
     """A FakeEngine whose usage is `said`; None: it says none at all. `prompts` counts what it was asked."""
 
     said: dict[str, Any] | None = None
+    early: dict[str, Any] | None = None  # what it says where a choice ends
 
     def rewritten(self, event: bytes) -> bytes:
         """An event as this engine sends it."""
+        if self.early is not None and b'"finish_reason":"' in event:
+            chunk = json.loads(event.removeprefix(b"data: "))
+            return b"data: " + json.dumps({**chunk, "usage": self.early}).encode() + b"\n\n"
         if b'"usage":{' not in event:
             return event
         chunk = json.loads(event.removeprefix(b"data: "))
@@ -45,12 +49,14 @@ class Lies(FakeEngine):
 
 
 @asynccontextmanager
-async def lying(said: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeGateway]:
+async def lying(
+    said: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch, early: dict[str, Any] | None = None
+) -> AsyncIterator[FakeGateway]:
     """A gateway before a FakeEngine that lies on its way out: what it writes is changed behind its back."""
     from headrace.gateway.upstream import Connection
 
     engine, read = Lies(tokens_per_s=2000.0), Connection.read
-    engine.said = said
+    engine.said, engine.early = said, early
 
     async def changed(connection: Connection, wait_s: float) -> bytes:
         data = await read(connection, wait_s)
@@ -140,6 +146,27 @@ def test_only_what_was_understood_of_a_usage_is_passed_on(
                 "prompt_tokens_details": {"cached_tokens": 0},
             }
             assert await charged(gateway) == 2 * total, "an engine's count that can be is binding"
+
+    asyncio.run(main())
+
+
+HONEST = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
+
+
+@pytest.mark.parametrize(
+    ("early", "shown"),
+    [({**HONEST, "prompt_tokens": -5}, 1), (HONEST, 2)],
+    ids=["that cannot be", "that can be"],
+)
+def test_a_usage_where_a_choice_ends_is_shown_if_it_can_be(
+    early: dict[str, Any], shown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with lying(HONEST, monkeypatch, early) as gateway:
+            stream = await ask(gateway, stream=True, stream_options={"include_usage": True})
+            told = usages(stream.text)
+            assert told == [{**HONEST, "prompt_tokens_details": {"cached_tokens": 0}}] * shown
+            assert stream.text.endswith("data: [DONE]\n\n") and await charged(gateway) == 9
 
     asyncio.run(main())
 

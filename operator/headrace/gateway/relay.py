@@ -218,7 +218,8 @@ class Relay:
         """The event with a usage that is what the client is charged for, whatever the engine wrote."""
         if any(choice.finish_reason is not None for choice in chunk.choices):
             self._ending = data
-        if chunk.usage is None or not self._wish.streams:
+        wanted = self._wish.usage or chunk.choices
+        if chunk.usage is None or not (self._wish.streams and wanted):
             return event
         self._told_usage |= not chunk.choices
         so_far = chunk.usage if self._progress.believes(chunk.usage) else None
