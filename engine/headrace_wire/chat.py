@@ -148,13 +148,14 @@ class ChatTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         special = [index for index, token in self._tokenizer.get_added_tokens_decoder().items() if token.special]
+        document = json.loads(bundle.tokenizer_json)
         try:
-            token_bytes = TokenBytes.from_json(bundle.tokenizer_json)
+            token_bytes = TokenBytes(document.get("decoder"))
         except DecoderUnsupported as error:
             raise TokenizerInvalid("tokenizer.json", str(error).removeprefix("tokenizer.json: ")) from error
         self._vocabulary = Vocabulary(token_bytes, self._tokenizer.id_to_token, special)
         self._with_special = Vocabulary(token_bytes, self._tokenizer.id_to_token, ())
-        self._least = least_tokens(json.loads(bundle.tokenizer_json), self._normalize)
+        self._least = least_tokens(document, self._normalize)
         try:
             self._template = None if bundle.chat_template is None else ChatTemplate(bundle.chat_template)
         except TemplateFailure as error:
