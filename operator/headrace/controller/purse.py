@@ -91,6 +91,8 @@ class Purse:
 
     def allow(self, wishes: Sequence[Wish], now: float) -> dict[Key, Allowed]:
         """The Models that may not have what they want, with the most that each may have and why."""
+        if not any(held.quotas for held in self._known.values()) and not any(w.pods.unschedulable for w in wishes):
+            return {}
         costs = {wish.key: _cost(wish) for wish in wishes}
         budget = {**self._quota_budget(wishes, costs, now), **_node_budget(wishes, costs)}
         if not budget:
@@ -116,7 +118,8 @@ class Purse:
     def _quota_budget(
         self, wishes: Sequence[Wish], costs: Mapping[Key, Mapping[str, Decimal]], now: float
     ) -> dict[str, Decimal]:
-        """What the quotas leave for all Models of each namespace, what they use already included."""
+        """What the quotas leave for all Models of each namespace, and not less than what they have already: a quota
+        that was lowered ends no replica."""
         budget: dict[str, Decimal] = {}
         for namespace, held in self._known.items():
             ours = [wish for wish in wishes if wish.key[0] == namespace]
@@ -126,7 +129,9 @@ class Purse:
                 seen.append((now, max(Decimal(0), used - mine)))
                 while seen[0][0] < now - LAG_S or seen[0][0] > now:
                     seen.popleft()
-                budget[_quota(namespace, name)] = hard - min(amount for _, amount in seen)
+                left = hard - min(amount for _, amount in seen)
+                kept = sum((costs[w.key].get(name, Decimal(0)) * min(w.placed, w.wanted) for w in ours), Decimal(0))
+                budget[_quota(namespace, name)] = max(left, kept)
         return budget
 
 
