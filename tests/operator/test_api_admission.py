@@ -173,6 +173,10 @@ REFUSED = {
         model(pod={"nodeSelector": {"a b": "c"}}),
         "spec.pod.nodeSelector: * a label's key is a name",
     ),
+    "label's value that is none": (
+        model(pod={"labels": {"team": "a b"}}),
+        "spec.pod.labels[team]: * must be empty or consist of letters, digits, -, _ and .",
+    ),
     "resource that is no number": (
         model(pod={"resources": {"limits": {"memory": "1 GB"}}}),
         "spec.pod.resources.limits[memory]: * must be a quantity of 0 or more, such as 500m, 2 or 1.5Gi",
@@ -226,6 +230,16 @@ REFUSED = {
     "time that nobody can count": (
         model(scaling={"toZeroAfter": "999999999h"}),
         "spec.scaling.toZeroAfter: * must be more than 0 and at most 87600h",
+    ),
+    "schedule at an hour that is none": (
+        model(scaling={"schedules": [{"name": "night", "start": "24:00", "end": "06:00", "maxReplicas": 1}]}),
+        "spec.scaling.schedules[0].start: * must be a time of the wall clock as HH:MM",
+    ),
+    "schedule of a zone that is none": (
+        model(
+            scaling={"schedules": [{"name": "a", "start": "22:00", "end": "06:00", "timeZone": "+1", "maxReplicas": 1}]}
+        ),
+        "spec.scaling.schedules[0].timeZone: * must be an IANA time zone, such as Europe/Berlin",
     ),
     "target in words": (slo(ttft="half a second"), "spec.classes[0].ttft: * must be a whole number of ms, s, m or h"),
     "target without a unit": (slo(ttft="500"), "spec.classes[0].ttft: * must be a whole number of ms, s, m or h"),

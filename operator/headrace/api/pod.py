@@ -15,7 +15,12 @@ from headrace.api.quantities import LEAST_MEMORY, MOST_BYTES, resource_amount
 LARGEST_AMOUNT = 2**63 - 1  # Kubernetes takes a larger amount for this one
 _LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 _LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
-_VALUES: JsonDict = {"type": "string", "maxLength": 63, "pattern": _LABEL_VALUE}
+_LABEL_FORM = "must be empty or consist of letters, digits, -, _ and ., and begin and end with a letter or digit"
+_VALUES: JsonDict = {
+    "type": "string",
+    "maxLength": 63,
+    VALIDATIONS: [Rule(f"self.matches(r'{_LABEL_VALUE}')", _LABEL_FORM).as_schema()],
+}
 _LABELS: JsonDict = {"type": "object", "maxProperties": 32, "additionalProperties": _VALUES}
 _AMOUNT_FORM = "must be a quantity of 0 or more, such as 500m, 2 or 1.5Gi"
 _MEMORY_RANGE = (
@@ -83,7 +88,7 @@ def _check_amounts(amounts: dict[str, int | str]) -> dict[str, int | str]:
 
 
 Labels = Annotated[
-    dict[str, Annotated[str, Field(max_length=63, pattern=_LABEL_VALUE)]],
+    dict[str, Annotated[str, Field(max_length=63), Form(_LABEL_VALUE, _LABEL_FORM)]],
     Structural(_LABELS),
     Cel(
         f"self.all(key, key.size() <= 317 && key.matches(r'{_LABEL_KEY}'))",

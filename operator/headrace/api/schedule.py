@@ -10,13 +10,16 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field
 
-from headrace.api.cel import Rule
+from headrace.api.cel import Form, Rule
 from headrace.api.common import ApiType, Name
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 CLOCK_PATTERN = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
 ZONE_PATTERN = r"^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$"
-Clock = Annotated[str, Field(pattern=CLOCK_PATTERN, max_length=5)]
+Clock = Annotated[
+    str, Field(max_length=5), Form(CLOCK_PATTERN, "must be a time of the wall clock as HH:MM, 00:00 to 23:59")
+]
+Zone = Annotated[str, Field(max_length=64), Form(ZONE_PATTERN, "must be an IANA time zone, such as Europe/Berlin")]
 Bound = Annotated[int, Field(ge=0, le=1000)]
 
 
@@ -33,7 +36,7 @@ class Schedule(ApiType):
     end: Clock = Field(
         description="When it closes; not later than start: on the next day. Equal to start: after a whole day."
     )
-    time_zone: Annotated[str, Field(pattern=ZONE_PATTERN, max_length=64)] = Field(
+    time_zone: Zone = Field(
         "UTC", description="IANA time zone of both, such as Europe/Berlin; its daylight saving time is followed."
     )
     min_replicas: Bound | None = Field(None, description="Fewest replicas meanwhile. Absent: scaling.minReplicas.")
