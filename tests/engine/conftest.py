@@ -5,6 +5,7 @@ Who uses one leaves it idle, and neither stops nor kills anything of it; what en
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,10 @@ import pytest
 
 from headrace.testing.background import Background
 from headrace.testing.engine_process import EngineProcess
+
+# Before torch is loaded: these models are so small that a second thread only waits, and takes a neighbour's CPU for it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @contextmanager

@@ -103,22 +103,34 @@ def test_oracle_counts_tokens(tokenizer: Any) -> None:
         assert len(tokenizer.encode(row["answer"], add_special_tokens=False)) + 1 == row["answer_tokens"], row["id"]
 
 
-def test_generation_alone_and_in_a_batch_gives_the_oracle(model: Any, tokenizer: Any) -> None:
-    groups = [[row] for row in PROMPTS[::12]]
-    rows = sorted(PROMPTS, key=lambda row: int(row["prompt_tokens"]))
-    groups += [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
-    for group in groups:
-        prompts = [prompt_ids(tokenizer, row) for row in group]
-        batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
-        tokens = model.generate(**batch, max_new_tokens=48, do_sample=False)[:, batch["input_ids"].shape[1] :]
-        for row, out in zip(group, tokens.tolist(), strict=True):
-            assert 2 in out, row["id"]
-            assert tokenizer.decode(out[: out.index(2)]) == row["answer"], row["id"]
+def test_generation_gives_the_oracle(model: Any, tokenizer: Any) -> None:
+    for row in PROMPTS[::24]:
+        prompt = torch.tensor([prompt_ids(tokenizer, row)])
+        tokens = model.generate(prompt, max_new_tokens=48, do_sample=False)[0, prompt.shape[1] :].tolist()
+        assert tokenizer.decode(tokens[: tokens.index(2)]) == row["answer"], row["id"]
+
+
+@torch.inference_mode()
+def test_batches_give_the_oracle(model: Any, tokenizer: Any) -> None:
+    """Greedy output is an answer if each of its tokens is the likeliest behind those before it: one pass tells.
+
+    All in the precision of the oracle; a fourth of them in the other, in which the engine itself answers all.
+    """
+    asked = PROMPTS if model.dtype == torch.float32 else PROMPTS[::4]
+    rows = sorted(asked, key=lambda row: int(row["prompt_tokens"]))
+    for group in (rows[i : i + BATCH] for i in range(0, len(rows), BATCH)):
+        answers = [[*tokenizer.encode(row["answer"], add_special_tokens=False), 2] for row in group]
+        whole = [prompt_ids(tokenizer, row) + answer for row, answer in zip(group, answers, strict=True)]
+        batch = tokenizer.pad({"input_ids": whole}, padding_side="left", return_tensors="pt")
+        positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        likeliest = model(**batch, position_ids=positions).logits.argmax(-1)
+        for row, answer, found in zip(group, answers, likeliest, strict=True):
+            assert found[-len(answer) - 1 : -1].tolist() == answer, row["id"]
 
 
 @torch.inference_mode()
 def test_chunks_give_the_oracle_with_its_margin(model: Any, tokenizer: Any) -> None:
-    for row in PROMPTS[::8]:
+    for row in PROMPTS[::16]:
         prompt = prompt_ids(tokenizer, row)
         answer = [*tokenizer.encode(row["answer"], add_special_tokens=False), 2]
         ids, cache, logits = prompt + answer, None, []
