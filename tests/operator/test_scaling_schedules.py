@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.api.model import Model, Scaling
 from headrace.api.schedule import DAYS, Bounds, Override, Schedule, bounds_at, problems
 from headrace.cli.explain_report import report
+from headrace.cli.main import main
 from headrace.planning.judge import References, judge
 from headrace.planning.reasons import Why
 from headrace.planning.replicas import target
@@ -266,6 +269,21 @@ def test_what_no_schema_checks_is_refused_with_its_field(scaling: dict[str, Any]
     found = judge(model(**scaling), References(), None).refusal
     assert found is not None and found.reason == Why.INVALID_SPEC.value
     assert found.message.startswith(path)
+
+
+def test_plan_names_the_file_and_the_field_of_a_time_that_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scaling = {"mode": "Auto", "maxReplicas": 4, "schedules": [{**OFFICE, "timeZone": "Mars/X"}]}
+    whole = {
+        "apiVersion": "headrace.dev/v1alpha1", "kind": "Model", "metadata": {"name": "m"},
+        "spec": {"source": {"uri": "builtin://demo"}, "scaling": scaling},
+    }  # fmt: skip
+    (tmp_path / "model.yaml").write_text(yaml.safe_dump(whole))
+    assert main(["plan", "-f", str(tmp_path / "model.yaml")]) == 2
+    told = capsys.readouterr().err
+    assert "model.yaml" in told
+    assert "spec.scaling.schedules[0].timeZone: 'Mars/X' is no time zone" in told
 
 
 def test_sound_times_are_no_problem() -> None:

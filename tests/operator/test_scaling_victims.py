@@ -29,6 +29,7 @@ WORTH = {
     "a cache that nobody asked": (state(blocks=8), (0, 0.0)),
     "a cache that half of the prompts found": (state(blocks=8, asked_tokens=200, hit_tokens=100), (0, 256.0)),
     "more found than asked for": (state(blocks=1, asked_tokens=1, hit_tokens=9), (0, 64.0)),
+    "a cache that lies": (state(blocks=-5, asked_tokens=1, hit_tokens=-9), (0, 0.0)),
     "no report": (None, (None, 0.0)),
 }
 

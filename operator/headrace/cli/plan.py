@@ -58,12 +58,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(documents: Documents, document: Document, model: Model, config: Path | None) -> ModelPlan:
     from headrace.api.profile import ParallelismProfile
+    from headrace.api.schedule import problems
     from headrace.api.slo import ServiceLevelObjective
     from headrace.cli.main import UsageError
     from headrace.cli.plan_report import ModelPlan
     from headrace.planning import communication, memory
     from headrace_wire.memory import ParallelismError
 
+    wrong = next(problems(model.spec.scaling.schedules, model.spec.scaling.override), None)
+    if wrong is not None:
+        raise UsageError(f"{document.place}: {wrong}")
     shape, origin = _shape(document, model, config)
     profile = _find(documents, document, ParallelismProfile, ("parallelismRef", model.spec.parallelism_ref))
     slo = _find(documents, document, ServiceLevelObjective, ("serviceLevelRef", model.spec.service_level_ref))

@@ -24,7 +24,7 @@ def worth(pod: str, state: EngineState | None) -> Worth:
         return Worth(pod, None)
     held = max(0, state.total - state.free - state.evictable)
     cache, page = state.cache, max(1, state.model.page_tokens)
-    found = min(1.0, cache.hit_tokens / cache.asked_tokens) if cache.asked_tokens > 0 else 0.0
+    found = min(1.0, max(0, cache.hit_tokens) / cache.asked_tokens) if cache.asked_tokens > 0 else 0.0
     return Worth(pod, held * page + max(0, state.queued_tokens), max(0, cache.blocks) * page * found)
 
 
