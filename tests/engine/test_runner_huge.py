@@ -1,8 +1,11 @@
-"""Weights in huge pages: which memory is taken, and that its content stays."""
+"""Weights in huge pages: which memory is taken, and that its content stays; freed memory is kept."""
 
 from __future__ import annotations
 
 import mmap
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -58,3 +61,21 @@ def test_content_and_addresses_stay() -> None:
 
 def test_a_system_that_does_not_say_what_is_mapped_changes_nothing(tmp_path: Path) -> None:
     assert huge.collapse(huge.Process(tmp_path / "none", tmp_path / "none")) == 0
+
+
+def test_freed_memory_is_kept_for_the_next_step() -> None:
+    """In a process of its own: the setting cannot be taken back."""
+    code = (
+        "import resource, numpy as np; from headrace_engine.runner import memory\n"
+        "def touched():\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    np.ones(16 << 20, np.uint8)\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
+        "told = memory.keep(64 << 20); touched()\n"
+        "print(told, touched())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    told, faults = done.stdout.split()
+    assert told == "True"
+    assert int(faults) < (16 << 20) // mmap.PAGESIZE // 8

@@ -97,6 +97,7 @@ def _pool(config: EngineConfig, shape: ModelShape, max_tokens: int, element: int
             shape.hidden, shape.intermediate, shape.vocab, config.max_batch_tokens, config.max_sequences, element
         ),
     )
+    memory.keep(supply.working)
     demand = memory.Demand(
         page_bytes=kv.page_bytes(shape, element), max_tokens=max_tokens, max_sequences=config.max_sequences
     )

@@ -11,6 +11,9 @@ from headrace_engine.core.sequence import pages_for
 
 GIB = 1 << 30
 MIB = 1 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt
+_MOST_KEPT = 32 * MIB  # of one allocation, the most that glibc takes from what it keeps
+_MOST_TRIM = (1 << 31) - 1  # an int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +79,15 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)
+
+
+def keep(count: int) -> bool:
+    """From now on let the C library keep up to `count` freed bytes for the next step: memory that is handed back and
+    taken again is zeroed by the system page by page. False where the library cannot be told.
+    """
+    tell = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
+    wanted = ((_M_MMAP_THRESHOLD, _MOST_KEPT), (_M_TRIM_THRESHOLD, min(count, _MOST_TRIM)))
+    return tell is not None and all(tell(option, value) == 1 for option, value in wanted)
 
 
 def memory_limit(root: Path = Path("/"), own: int | None = None) -> int:
