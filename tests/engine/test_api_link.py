@@ -125,7 +125,9 @@ def test_no_progress_while_work_is_pending_is_red() -> None:
     asyncio.run(main())
 
 
-def test_a_stalled_core_is_killed_at_the_end() -> None:
+def test_a_stalled_core_is_killed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace_engine.api.client._JOIN_S", 0.2)
+
     async def main() -> None:
         async with linked("deaf") as link:
             assert link.alive

@@ -80,7 +80,8 @@ class Engine(RuleBasedStateMachine):
         self.runner = FakeRunner(lag, fake_kv(pages))
         self.reporter = Reporter(Identity(ModelInfo(name="m"), self.runner.kv, "i"))
         self.plans: dict[int, StepPlan] = {}
-        self.stalled: tuple[str, int, int] = ("", 0, 0)  # first in the order, tokens it had computed, steps since then
+        # First in the order, tokens it had computed, steps since then, the most that others had to compute meanwhile.
+        self.stalled: tuple[str, int, int, int] = ("", 0, 0, 0)
         self.born: dict[str, float] = {}
         self.now = 0.0
         self.requests: dict[str, Submit] = {}
@@ -210,19 +211,22 @@ class Engine(RuleBasedStateMachine):
             assert is_being_computed(seq, self.scheduler._prompts, self.scheduler.pool)
 
     def check_progress(self) -> None:
-        """The first in the order goes on; at worst it waits for victims of before to make their block of progress."""
+        """The first in the order goes on.
+
+        At worst it waits for victims of before to compute again what they knew and to make their block of progress.
+        """
         live = [*self.scheduler.running, *self.scheduler.waiting]
         if not live:
             return
         first = min(live, key=lambda seq: seq.order)
-        name, computed, steps = self.stalled
-        if name != first.id or computed != first.computed:
-            self.stalled = (first.id, first.computed, 0)
-            return
-        self.stalled = (name, computed, steps + 1)
+        name, computed, steps, most = self.stalled
         share = max(1, min(self.limits.max_batch_tokens - self.limits.max_sequences, FLOOR_TOKENS))
-        others = sum(seq.want for seq in self.scheduler.running) // share
-        assert steps <= self.runner.lag + 2 + PAGE_TOKENS + others, "the first in the order starves"
+        others = sum(seq.want for seq in self.scheduler.running) // share  # steps to compute what they know
+        if name != first.id or computed != first.computed:
+            self.stalled = (first.id, first.computed, 0, others)
+            return
+        self.stalled = (name, computed, steps, most) = (name, computed, steps + 1, max(most, others))
+        assert steps <= self.runner.lag + 2 + PAGE_TOKENS + most, "the first in the order starves"
 
     def take(self, deltas: list[Delta]) -> None:
         for delta in deltas:
