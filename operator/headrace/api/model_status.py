@@ -43,7 +43,8 @@ _DECISION: JsonDict = {
                 "properties": {
                     "name": {
                         "type": "string",
-                        "description": "data, minReplicas, maxReplicas, step, pace or room: see docs/scaling.md.",
+                        "description": "data, step, pace, room, budget, maxReplicas, minReplicas, schedule or "
+                        "override: see docs/scaling.md.",
                     },
                     "effect": {"type": "string", "description": "From how many replicas to how many, or `holds N`."},
                     "detail": {"type": "string", "description": "Why, with numbers."},
