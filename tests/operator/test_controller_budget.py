@@ -134,6 +134,20 @@ def test_quotas_are_not_read_each_second() -> None:
     asyncio.run(main())
 
 
+def test_a_clock_that_went_back_reads_them_again() -> None:
+    async def main() -> None:
+        fake = FakeCluster()
+        purse = Purse(fake)
+        await quota(fake, 1, 1)
+        await purse.refresh(["team"], T0 + 3600)
+        assert len(purse.allow([wish("a", 2)], T0 + 3600)) == 1
+        await quota(fake, 9, 1)
+        await purse.refresh(["team"], T0)
+        assert purse.allow([wish("a", 2)], T0) == {}
+
+    asyncio.run(main())
+
+
 def test_the_last_gpu_goes_to_the_needier_and_both_say_why() -> None:
     async def test(on: Stage) -> None:
         gpu = {"accelerator": {"memory": "80Gi"}}

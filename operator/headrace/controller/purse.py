@@ -56,6 +56,10 @@ class _Namespace:
     refused: bool = False
     others: dict[str, deque[tuple[float, Decimal]]] = field(default_factory=dict)
 
+    def due(self, now: float) -> bool:
+        """True where it is time to look again, also after a clock that went back."""
+        return self.asked_at is None or not 0 <= now - self.asked_at < EVERY_S
+
 
 class Purse:
     """Keeps the quotas of namespaces and shares them out. A failure to read is logged once until it is over."""
@@ -72,7 +76,7 @@ class Purse:
         """Read the quotas that are due; what cannot be read stays as it was, for a while."""
         wanted = set(namespaces)
         self._known = {name: self._known.get(name) or _Namespace() for name in wanted}
-        due = [name for name, held in self._known.items() if held.asked_at is None or now - held.asked_at >= EVERY_S]
+        due = [name for name, held in self._known.items() if held.due(now)]
         await asyncio.gather(*(self._read(name, self._known[name], now) for name in due))
 
     async def _read(self, name: str, held: _Namespace, now: float) -> None:
@@ -84,7 +88,7 @@ class Purse:
             if not held.refused:
                 log.warning("quotas were not read: %s", error or "no answer in time", extra={"namespace": name})
             held.refused = True
-            if held.read_at is not None and now - held.read_at > FORGET_S:
+            if held.read_at is not None and not 0 <= now - held.read_at <= FORGET_S:
                 held.quotas, held.read_at = [], None
             return
         held.read_at, held.refused = now, False
