@@ -119,8 +119,10 @@ def test_a_new_leader_recalls_once_and_its_recording_replays(prometheus: FakePro
         assert float(asked["end"][0]) - float(asked["start"][0]) == 1800
         assert START + 60 < float(asked["end"][0]) <= on.clock()
         lines = on.actor.record.lines(KEY)
-        assert '"recalled":[' in lines[0]
-        assert replay(lines).differences == ()
+        began = [line for line in lines if '"kind":"window"' in line]
+        assert ['"recalled":[0' in line for line in began] == [False, True], "what was decided before is kept"
+        replayed = replay(lines)
+        assert (replayed.decisions, replayed.differences) == (95, ())
 
     play(test)
 

@@ -238,7 +238,7 @@ class Actor:
             fields = {"kind": MODELS.kind, "namespace": key[0], "object": key[1]}
             log.info("load of before: %s", found.detail, extra=fields)
             if found.rates:
-                self.record.forget(key)
+                self.record.close(key)
         notes.young = not load.recalls and AGREE_S <= fresh_s < YOUNG_S
 
     def _propose(self, look: _Look, now: float) -> _Proposal | None:

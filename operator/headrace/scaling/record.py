@@ -78,7 +78,8 @@ class Ring:
     def before(self, key: ModelKey, policy: Policy, window: Window) -> None:
         """Begin a segment if one is due: the first, after a full one, or after a change of policy."""
         segments = self._segments.setdefault(key, [])
-        if not segments or len(segments[-1].lines) > 2 * self._decisions or segments[-1].policy != policy:
+        last = segments[-1] if segments else None
+        if last is None or last.closed or len(last.lines) > 2 * self._decisions or last.policy != policy:
             segments.append(_Segment(policy))
             del segments[:-2]
             Recorder(segments[-1].lines.append).window(key, policy, window)
@@ -90,6 +91,11 @@ class Ring:
     def decision(self, key: ModelKey, policy: Policy, replicas: Replicas, memory: Memory, decision: Decision) -> None:
         """A decision and what it was made from; `memory` is the one that went in."""
         Recorder(self._segments[key][-1].lines.append).decision(key, policy, replicas, memory, decision)
+
+    def close(self, key: ModelKey) -> None:
+        """The window changed by other means than a sample: the next segment begins with it as it is then."""
+        for segment in self._segments.get(key, ())[-1:]:
+            segment.closed = True
 
     def forget(self, key: ModelKey) -> None:
         """The Model is gone."""
@@ -109,6 +115,7 @@ class Ring:
 class _Segment:
     policy: Policy
     lines: list[str] = field(default_factory=list)
+    closed: bool = False
 
 
 def replay(lines: Iterable[str]) -> Replayed:
