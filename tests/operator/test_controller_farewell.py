@@ -139,7 +139,7 @@ def test_on_a_real_api_server(apiserver: ApiServer, namespace: str) -> None:
         config = str(apiserver.kubeconfig)
         async with bench(config, namespace) as on, running(settings_for(config, namespace)):
             await on.model(replicas=2)
-            deployment = await on.until("a Deployment", lambda: on.get(DEPLOYMENTS))
+            deployment = await on.until("a Deployment", lambda: on.get(DEPLOYMENTS), within_s=60)
             revision = deployment["spec"]["template"]["metadata"]["labels"]["headrace.dev/revision"]
             ready: dict[str, Any] = {"conditions": [{"type": "Ready", "status": "True"}]}
             for name in ("one", "two"):
@@ -149,13 +149,13 @@ def test_on_a_real_api_server(apiserver: ApiServer, namespace: str) -> None:
                 model = await on.get(MODELS)
                 return ((model or {}).get("status") or {}).get("readyReplicas") == count
 
-            await on.until("both pods", lambda: seen(2))
+            await on.until("both pods", lambda: seen(2), within_s=60)
             await on.patch(MODELS, "demo", {"spec": {"replicas": 1}})
 
             async def fewer() -> bool:
                 return ((await on.get(DEPLOYMENTS)) or {})["spec"]["replicas"] == 1
 
-            await on.until("fewer replicas", fewer)
+            await on.until("fewer replicas", fewer, within_s=60)
             costs = [((await on.get(PODS, n)) or {})["metadata"].get("annotations") for n in ("one", "two")]
             assert costs == [{COST: "-1"}, None]
 
