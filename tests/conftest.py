@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,11 +15,20 @@ from headrace.testing import examples
 examples.load()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers: a file's tests share one, with what they start; those end to end share one cluster."""
-    for item in items:
-        group = "e2e" if item.get_closest_marker("e2e") else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several workers: a file's tests share one, with what they start; those end to end share one cluster.
+
+    By the tests' ids: marks of groups do not reach the scheduler, since pytest makes ids that no plugin can change.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "e2e" if file.startswith("e2e/") else file
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -94,7 +94,9 @@ dev = ["pytest"]
 
 
 @pytest.mark.parametrize("recipe", context.RECIPES, ids=lambda recipe: recipe.name)
-def test_context_does_not_change_with_tools_of_development_or_compiled_files(checkout: Path, recipe: context.Recipe) -> None:
+def test_context_does_not_change_with_tools_of_development_or_compiled_files(
+    checkout: Path, recipe: context.Recipe
+) -> None:
     before = context.files(recipe, checkout)
     (checkout / "pyproject.toml").write_text(PYPROJECT.replace("pytest", "other") + "[tool.ruff]\nline-length = 99\n")
     (checkout / "constraints.txt").write_text(PINS.replace("pytest==1", "pytest==2"))

@@ -21,11 +21,12 @@ def test_pins_of_development_are_of_packages_that_no_image_needs() -> None:
     pinned = {canonical(line.split("==")[0]) for line in development.splitlines()[1:] if line}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *(one for recipe in context.RECIPES for e in recipe.extras for one in extras[e])]
+    shipping = [extra for recipe in context.RECIPES for extra in recipe.extras]
+    wanted = [*project["dependencies"], *(one for extra in shipping for one in extras[extra])]
     needed = closure(wanted)
     assert "torch" in needed and "pytest" in pinned
     assert needed & pinned == set()
-    assert needed - {canonical(line.split("==")[0]) for line in shipped.splitlines()} == set(), "all that ships is pinned"
+    assert needed <= {canonical(line.split("==")[0]) for line in shipped.splitlines()}, "all that ships is pinned"
 
 
 def canonical(name: str) -> str:
