@@ -61,6 +61,7 @@ def parse(text: str) -> list[tuple[str, float]]:
     shares: dict[str, float] = {}
     for match in filter(None, map(LINE.match, text.splitlines())):
         name = re.sub(r"\s+\[[.k]\]\s+", ": ", match.group(2)).strip()
+        name = re.split(r"\s{2,}", name)[0]  # some versions add columns
         if re.match(r"\[?(JIT|unknown|anon)|//anon|0x", name) or name.startswith("perf-"):
             name = "code made at run time (matrix products)"
         name = re.sub(r": 0x[0-9a-f]+$", "", name)[:90]
