@@ -36,7 +36,7 @@ demo-down: ## Remove all that the demo started
 
 test: ## All tests: unit, API server, engine, end to end; removes all it started
 	@$(RIG) prepare
-	@trap '$(RIG) close >/dev/null 2>&1 || true' EXIT; .venv/bin/pytest e2e tests $(WORKERS)
+	@trap '$(RIG) close >/dev/null 2>&1 || true' EXIT; nice -n 5 .venv/bin/pytest e2e tests $(WORKERS)
 
 test-fast: venv ## Tests that need no cluster and no API server
 	@.venv/bin/pytest tests -m "not apiserver and not e2e"

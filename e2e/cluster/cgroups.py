@@ -13,6 +13,7 @@ from cluster.errors import ClusterError
 from cluster.process import start_time, wait_until
 
 NEEDED = ("cpu", "memory", "pids")  # without them kubelet does not start on v2
+SHARES = {"cpu.shares": 1024, "cpu.weight": 100}  # of v1 and v2: what a group gets that nobody weighs
 CPUSET_FILES = ("cpuset.cpus", "cpuset.mems")  # a new v1 cpuset is empty and takes no process until they are set
 
 
@@ -65,6 +66,7 @@ class Groups:
                 folder.mkdir(exist_ok=True)
                 if "cpuset" in hierarchy.controllers:
                     _inherit_cpuset(folder)
+            _weigh(group)
             if hierarchy.unified:
                 _delegate(group)
                 if len(found) == 1:
@@ -143,6 +145,14 @@ def _require_controllers(mount: Path, group: Path) -> None:
             f"cgroup v2: {', '.join(missing)} cannot be used below {mount}: in a container, move all processes of "
             f"{mount}/cgroup.procs into a group of their own, such as {mount}/init, and start again"
         )
+
+
+def _weigh(group: Path) -> None:
+    """A node is worth as many of the machine's processes as it has CPUs, where all of them are busy."""
+    count = os.cpu_count() or 1
+    for name, one in SHARES.items():
+        if (group / name).exists():
+            (group / name).write_text(str(one * count))
 
 
 def _inherit_cpuset(folder: Path) -> None:

@@ -140,6 +140,9 @@ def test_groups_of_the_kernel_hold_kill_and_vanish(
         for file in groups.daemon_files():
             file.write_text(str(daemon.pid))
         assert groups.pids() == {daemon.pid}
+        weighed = [f / name for f in groups.folders() for name in cgroups.SHARES if (f / name).exists()]
+        for file in (file for file in weighed if file.parent.name == groups.name):
+            assert int(file.read_text()) == cgroups.SHARES[file.name] * (os.cpu_count() or 1)
         assert groups.kill()
         assert wait_until(lambda: not daemon.alive, 10)
     finally:
