@@ -35,6 +35,7 @@ BEYOND = (
     "max_tokens",
     "stream_options",
     "continue_final_message",
+    "best_of",
 )
 
 _NUMBERS = [0, 1, -1, 2, 20, 21, 64, 65, 0.5, -2.5, 1e300, 2**31, 2**63, 2**64]
@@ -101,6 +102,7 @@ FOUND: dict[str, tuple[str, dict[str, Any], bool]] = {
         {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]},
         True,
     ),
+    "as-many-of-the-best-as-there-are": ("CompletionBody", {"best_of": 2, "n": 2}, True),
     "a-user-without-a-word": ("ChatBody", {"messages": [{"role": "user", "content": None}]}, False),
 }
 

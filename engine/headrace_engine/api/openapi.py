@@ -96,6 +96,7 @@ def _schemas() -> Json:
     completion = found["CompletionBody"]["properties"]
     completion["prompt"] = _PROMPT
     completion["max_tokens"] = _nullable(_integer(0))  # 0 with echo
+    completion["best_of"] = {**_nullable(_integer(1, schema.MAX_CHOICES)), "description": "1, or the value of n"}
     completion["logprobs"] = {"anyOf": [_integer(0, schema.MAX_TOP), {"const": False}, {"type": "null"}]}
     message = found["Message"]["properties"]
     message.update({field: _neutral(values) for field, values in schema.MESSAGE_NEUTRAL.items()})
