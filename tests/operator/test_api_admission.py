@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.apionly import ApiServer
+from headrace.cli.documents import read
+from headrace.cli.main import UsageError
 
 pytestmark = pytest.mark.apiserver
 
@@ -337,6 +341,18 @@ def test_bad_spec_is_refused_with_its_field_and_reason(
     assert says(output, message), output
     for raw in ("should match", "evaluation error", "evaluating rule", "no such overload"):
         assert raw not in output, "users read words, not patterns"
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [pytest.param(given, False, id=name) for name, given in ACCEPTED.items()]
+    + [pytest.param(given, True, id=name) for name, (given, _) in REFUSED.items()],
+)
+def test_file_is_judged_as_the_server_judges(tmp_path: Path, given: Document, refused: bool) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(json.dumps(given))
+    with pytest.raises(UsageError) if refused else nullcontext():
+        read([str(file)])
 
 
 def get(apiserver: ApiServer, namespace: str, name: str) -> Document:

@@ -125,6 +125,10 @@ def other_namespace() -> dict[str, Any]:
     return given
 
 
+def night(**bounds: int) -> dict[str, Any]:
+    return {"name": "night", "start": "22:00", "end": "06:00", **bounds}
+
+
 AT = "m.yaml, document 1 (Model chat): "
 BAD = {
     "unknown field": ([model(engine={"maxSequence": 2})], f"{AT}spec.engine.maxSequence: unknown field"),
@@ -134,10 +138,6 @@ BAD = {
     ),
     "name of Python": ([model(parallelism_ref={"name": "p"})], f"{AT}spec.parallelism_ref: unknown field"),
     "unknown field beside spec": ([{**model(), "specs": 1}], f"{AT}specs: unknown field"),
-    "several errors": (
-        [model(engine={"maxSequence": 2, "maxBatchToken": 1})],
-        f"{AT}spec.engine.maxBatchToken: unknown field (and 1 more)",
-    ),
     "wrong type": ([model(replicas="two")], f"{AT}spec.replicas: should be a valid integer"),
     "Off without quotes": (
         [model(scaling={"mode": False})],
@@ -184,6 +184,23 @@ BAD = {
         [model(parallelismRef={"name": "p"}), profile(tensor=3)],
         f"{AT}spec.parallelismRef: tensor 3 does not divide the model's 4 attention heads",
     ),
+    "fewest above most": (
+        [model(scaling={"mode": "Auto", "minReplicas": 3, "maxReplicas": 2})],
+        f"{AT}spec.scaling.minReplicas: minReplicas must not exceed maxReplicas",
+    ),
+    "schedule's fewest above its most": (
+        [model(scaling={"mode": "Auto", "maxReplicas": 9, "schedules": [night(minReplicas=3, maxReplicas=2)]})],
+        f"{AT}spec.scaling.schedules: a schedule's minReplicas must not exceed its maxReplicas; where it lacks one, "
+        f"scaling's counts\n{AT}spec.scaling.schedules[0].minReplicas: minReplicas must not exceed maxReplicas",
+    ),
+    "schedule's fewest above scaling's most": (
+        [model(scaling={"mode": "Auto", "maxReplicas": 2, "schedules": [night(minReplicas=3)]})],
+        f"{AT}spec.scaling.schedules: a schedule's minReplicas must not exceed its maxReplicas; where it lacks one",
+    ),
+    "schedule of no bound": (
+        [model(scaling={"schedules": [night()]})],
+        f"{AT}spec.scaling.schedules[0]: a schedule says minReplicas, maxReplicas or both",
+    ),
     "shape unknown": (
         [model(source={"uri": "hf://a/b"})],
         f"{AT}the shape of hf://a/b is not known here: give --config DIR",
@@ -192,12 +209,39 @@ BAD = {
 
 
 @pytest.mark.parametrize(("documents", "message"), BAD.values(), ids=BAD)
-def test_bad_input_is_one_sentence_with_file_document_and_field(write: Any, documents: list[Any], message: str) -> None:
+def test_bad_input_is_a_sentence_with_file_document_and_field(write: Any, documents: list[Any], message: str) -> None:
     name = write(*documents)
     with pytest.raises(UsageError) as caught:
         run("-f", name)
     assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).count("\n") == message.count("\n")
+
+
+def test_all_that_is_wrong_is_listed_line_by_line(write: Any) -> None:
+    name = write(
+        model(engine={"maxSequence": 2, "maxBatchToken": 1}),
+        model("b", scaling={"mode": "Auto"}, engine={"maxSequences": 128, "maxBatchTokens": 64}),
+        model("c"),
+    )
+    with pytest.raises(UsageError) as caught:
+        run("-f", name)
+    second = "m.yaml, document 2 (Model b): "
+    assert sorted(str(caught.value).splitlines()) == [
+        f"{AT}spec.engine.maxBatchToken: unknown field",
+        f"{AT}spec.engine.maxSequence: unknown field",
+        f"{second}spec.engine.maxSequences: maxSequences must not exceed maxBatchTokens: each running request takes a "
+        "token of every step",
+        f"{second}spec.scaling.maxReplicas: maxReplicas is required with mode Auto and Advise",
+    ]
+
+
+def test_times_that_no_schema_can_judge_are_all_listed(write: Any) -> None:
+    zones = [night(maxReplicas=2) | {"timeZone": "No/Where"}, night(maxReplicas=2) | {"name": "b", "timeZone": "X"}]
+    with pytest.raises(UsageError) as caught:
+        run("-f", write(model(scaling={"maxReplicas": 2, "schedules": zones})))
+    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == [
+        f"spec.scaling.schedules[{index}].timeZone" for index in (0, 1)
+    ]
 
 
 CONFIGS = {

@@ -1,8 +1,13 @@
-"""Validation rules in CEL, declared beside the types that they guard; the API server evaluates them at admission."""
+"""Validation rules in CEL, declared beside the types that they guard; the API server evaluates them at admission.
+
+Each has a twin in Python for files that never see a server (headrace.api.broken). What is read from the API server is
+not checked again: it was admitted, perhaps under older rules.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +17,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 VALIDATIONS = "x-kubernetes-validations"
+Holds = Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,8 @@ class Rule:
     rule: str
     message: str  # the sentence a user sees
     field: str = ""  # path below the object that the message is shown at, such as `.minReplicas`
-    numbers: str = ""  # CEL expression of a message with numbers; `message` stands in where it fails
+    numbers: str = ""  # CEL: texts and fields, joined by +, of a message with numbers; `message` where it fails
+    holds: Holds | None = None  # the rule of an object in Python; None: its type's validators check it, or no file can
 
     def as_schema(self) -> JsonDict:
         """An entry of x-kubernetes-validations."""
@@ -39,6 +46,7 @@ class Cel:
 
     rule: str
     message: str
+    holds: Holds | None = None  # the rule of the value in Python; None: a validator checks it
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Add the rule to the value's schema."""

@@ -96,6 +96,7 @@ class EngineSettings(ApiType):
             "self.maxSequences <= self.maxBatchTokens",
             "maxSequences must not exceed maxBatchTokens: each running request takes a token of every step",
             field=".maxSequences",
+            holds=lambda engine: engine.max_sequences <= engine.max_batch_tokens,
         ),
     )
 
@@ -150,11 +151,13 @@ class Scaling(ApiType):
             "self.mode == 'Off' || has(self.maxReplicas)",
             "maxReplicas is required with mode Auto and Advise",
             field=".maxReplicas",
+            holds=lambda scaling: scaling.mode == "Off" or scaling.says_most,
         ),
         Rule(
             "!has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
             "minReplicas must not exceed maxReplicas",
             field=".minReplicas",
+            holds=lambda scaling: not scaling.says_most or scaling.min_replicas <= scaling.max_replicas,
         ),
         Rule(
             "!has(self.schedules) || !has(self.maxReplicas) || self.schedules.all(s, "
@@ -162,8 +165,20 @@ class Scaling(ApiType):
             "(has(s.maxReplicas) ? s.maxReplicas : self.maxReplicas))",
             "a schedule's minReplicas must not exceed its maxReplicas; where it lacks one, scaling's counts",
             field=".schedules",
+            holds=lambda scaling: not scaling.says_most or all(map(scaling.in_order, scaling.schedules)),
         ),
     )
+
+    @property
+    def says_most(self) -> bool:
+        """maxReplicas was given."""
+        return "max_replicas" in self.model_fields_set
+
+    def in_order(self, schedule: Schedule) -> bool:
+        """The schedule's fewest replicas are not more than its most, with the spec's own for what it lacks."""
+        least = self.min_replicas if schedule.min_replicas is None else schedule.min_replicas
+        most = self.max_replicas if schedule.max_replicas is None else schedule.max_replicas
+        return least <= most
 
     def bounds(self, at: float | None = None) -> Bounds:
         """Fewest and most replicas at a time in unix seconds, by schedules and override; None: the spec's own."""
@@ -220,6 +235,9 @@ class ModelSpec(ApiType):
                 f"!(self.accelerator.resource in self.pod.resources.{kind})",
                 "pod.resources must not name the accelerator's resource: a pod gets one accelerator per rank",
                 field=".pod.resources",
+                holds=lambda spec, kind=kind: (  # type: ignore[misc]
+                    spec.accelerator is None or spec.accelerator.resource not in spec.pod.resources.get(kind, {})
+                ),
             )
             for kind in ("requests", "limits")
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -87,12 +88,17 @@ def _check_amounts(amounts: dict[str, int | str]) -> dict[str, int | str]:
     return amounts
 
 
+def _is_own(key: str) -> bool:
+    return key.startswith("headrace.dev/") or key in ("app.kubernetes.io/managed-by", "app.kubernetes.io/component")
+
+
 Labels = Annotated[
     dict[str, Annotated[str, Field(max_length=63), Form(_LABEL_VALUE, _LABEL_FORM)]],
     Structural(_LABELS),
     Cel(
         f"self.all(key, key.size() <= 317 && key.matches(r'{_LABEL_KEY}'))",
         "a label's key is a name of at most 63 letters, digits, -, _ and ., with an optional domain/ before it",
+        holds=lambda labels: all(len(key) <= 317 and re.fullmatch(_LABEL_KEY, key) for key in labels),
     ),
 ]
 Resources = Annotated[
@@ -124,7 +130,11 @@ class EnvVar(ApiType):
         str,
         Field(min_length=1, max_length=128),
         Form(r"^[A-Za-z_][A-Za-z0-9_]*$", "must consist of letters, digits and _, and not begin with a digit"),
-        Cel("!self.startsWith('HEADRACE_')", "names that begin with HEADRACE_ are the operator's own"),
+        Cel(
+            "!self.startsWith('HEADRACE_')",
+            "names that begin with HEADRACE_ are the operator's own",
+            holds=lambda name: not name.startswith("HEADRACE_"),
+        ),
     ] = Field(description="Name of the variable.")
     value: Annotated[str, Field(max_length=4096)] = Field("", description="Its value.")
 
@@ -145,6 +155,7 @@ class PodSettings(ApiType):
             "!(key in ['app.kubernetes.io/managed-by', 'app.kubernetes.io/component']))",
             "labels with the prefix headrace.dev/, app.kubernetes.io/managed-by and app.kubernetes.io/component are "
             "the operator's own",
+            holds=lambda labels: not any(map(_is_own, labels)),
         ),
     ] = Field(default_factory=dict, description="Further labels of the pods.")
     node_selector: Labels = Field(default_factory=dict, description="Labels that a node must have.")

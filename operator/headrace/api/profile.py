@@ -51,12 +51,19 @@ class ProfileSpec(ApiType):
         """Accelerators of one replica."""
         return self.tensor * self.pipeline
 
+    @property
+    def shares_evenly(self) -> bool:
+        """Ranks of one layer fit on a node or fill whole ones; True where no topology tells."""
+        node = self.tensor if self.topology is None else self.topology.gpus_per_node
+        return self.tensor <= node or self.tensor % node == 0
+
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.topology) || self.tensor <= self.topology.gpusPerNode || "
             "self.tensor % self.topology.gpusPerNode == 0",
             "tensor above topology.gpusPerNode must be a multiple of it: nodes share a layer evenly",
             field=".tensor",
+            holds=lambda spec: spec.shares_evenly,
         ),
     )
 

@@ -43,11 +43,18 @@ class Schedule(ApiType):
     max_replicas: Bound | None = Field(None, description="Most replicas meanwhile. Absent: scaling.maxReplicas.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        Rule("has(self.minReplicas) || has(self.maxReplicas)", "a schedule says minReplicas, maxReplicas or both"),
+        Rule(
+            "has(self.minReplicas) || has(self.maxReplicas)",
+            "a schedule says minReplicas, maxReplicas or both",
+            holds=lambda schedule: (schedule.min_replicas, schedule.max_replicas) != (None, None),
+        ),
         Rule(
             "!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
             "minReplicas must not exceed maxReplicas",
             field=".minReplicas",
+            holds=lambda schedule: (
+                None in (schedule.min_replicas, schedule.max_replicas) or schedule.min_replicas <= schedule.max_replicas
+            ),
         ),
     )
 

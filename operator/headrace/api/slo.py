@@ -46,6 +46,7 @@ class ServiceClass(ApiType):
             field=".maxQueueAge",
             numbers="'maxQueueAge ' + self.maxQueueAge + ' exceeds ttft ' + self.ttft + "
             "': a request that old is already late'",
+            holds=lambda row: row.max_queue_age_s <= row.ttft_s,
         ),
         Rule(
             "!has(self.e2e) || " + _comparable("e2e", "ttft", "duration(self.e2e) >= duration(self.ttft)"),
@@ -53,6 +54,7 @@ class ServiceClass(ApiType):
             field=".e2e",
             numbers="'e2e ' + self.e2e + ' is shorter than ttft ' + self.ttft + "
             "': the whole request includes its first token'",
+            holds=lambda row: row.e2e_s is None or row.e2e_s >= row.ttft_s,
         ),
     )
 

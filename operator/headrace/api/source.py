@@ -77,6 +77,7 @@ class Source(ApiType):
             "!has(self.secretRef) || self.uri.startsWith('hf://')",
             "secretRef is the token of a hub: it goes with an hf:// uri only",
             field=".secretRef",
+            holds=lambda source: source.secret_ref is None or source.scheme == "hf",
         ),
     )
 

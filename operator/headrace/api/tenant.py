@@ -43,9 +43,14 @@ class Quota(ApiType):
             f"!has(self.maxTokensPerRequest) || !has(self.{limit}) || self.maxTokensPerRequest <= self.{limit}",
             f"maxTokensPerRequest must not exceed {limit}: such a request could never be admitted",
             field=".maxTokensPerRequest",
+            holds=lambda quota, field=field: quota.admits_longest(getattr(quota, field)),  # type: ignore[misc]
         )
-        for limit in ("tokensPerMinute", "tokensPerDay")
+        for limit, field in (("tokensPerMinute", "tokens_per_minute"), ("tokensPerDay", "tokens_per_day"))
     )
+
+    def admits_longest(self, limit: int | None) -> bool:
+        """The longest request that may be asked for is within the limit; None: no limit."""
+        return None in (self.max_tokens_per_request, limit) or self.max_tokens_per_request <= limit  # type: ignore[operator]
 
 
 class TenantSpec(ApiType):
@@ -77,6 +82,7 @@ class TenantSpec(ApiType):
             "!has(self.apiKeys) || self.apiKeys.all(k, self.apiKeys.exists_one(other, other.sha256 == k.sha256))",
             "two keys have the same sha256: each entry must be a key of its own",
             field=".apiKeys",
+            holds=lambda spec: len({key.sha256 for key in spec.api_keys}) == len(spec.api_keys),
         ),
     )
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from headrace.api.broken import Broken, broken_rules
 from headrace.api.common import API_VERSION, GROUP, ApiType
 from headrace.api.crd import KINDS
 from headrace.cli.main import UsageError
@@ -56,17 +57,28 @@ class Documents:
 
 
 def read(paths: Sequence[str]) -> Documents:
-    """Headrace's objects in YAML files ("-": stdin); those of other groups are passed over. Raises UsageError."""
+    """Headrace's objects in YAML files ("-": stdin); those of other groups are passed over.
+
+    Raises UsageError that lists all that is wrong, one line each.
+    """
     found: dict[tuple[str, str, str], Document] = {}
-    for document in (one for path in paths for one in _read(path)):
-        key = (type(document.object).__name__, document.namespace, document.name)
-        if key in found:
-            raise UsageError(f"{document.place}: stands in {found[key].place}, too")
-        found[key] = document
+    wrong: list[str] = []
+    for file, number, raw in (one for path in paths for one in _read(path)):
+        try:
+            for document in _parse(file, number, raw):
+                key = (type(document.object).__name__, document.namespace, document.name)
+                if key in found:
+                    raise UsageError(f"{document.place}: stands in {found[key].place}, too")
+                found[key] = document
+        except UsageError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise UsageError("\n".join(wrong))
     return Documents(list(found.values()))
 
 
-def _read(path: str) -> Iterator[Document]:
+def _read(path: str) -> Iterator[tuple[str, int, object]]:
+    """The documents of a file, with its name and their numbers. Raises UsageError."""
     import yaml
 
     try:
@@ -80,7 +92,7 @@ def _read(path: str) -> Iterator[Document]:
         raise UsageError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
     for number, raw in enumerate(documents, start=1):
         if raw is not None:
-            yield from _parse(path, number, raw)
+            yield path, number, raw
 
 
 def _parse(path: str, number: int, raw: object) -> Iterator[Document]:
@@ -123,19 +135,26 @@ def _document(path: str, number: int, known: tuple[str, type[ApiType]], raw: dic
     return Document(path, number, metadata["name"], namespace, whole)
 
 
-def _spec(place: str, kind: type[ApiType], raw: object) -> BaseModel:
+def _spec(place: str, kind: type[ApiType], raw: object) -> ApiType:
     """The spec, in which unknown fields are errors."""
     spec = kind.model_fields["spec"].annotation
-    if not (isinstance(spec, type) and issubclass(spec, BaseModel)):
+    if not (isinstance(spec, type) and issubclass(spec, ApiType)):
         raise TypeError(f"{kind.__name__} has no spec")
     if raw is None:
         raise UsageError(f"{place}: spec: is required")
     try:
-        return spec.model_validate(raw, extra="forbid", by_alias=True, by_name=False)
+        given = spec.model_validate(raw, extra="forbid", by_alias=True, by_name=False)
     except ValidationError as error:
-        first, *others = error.errors()
-        more = f" (and {len(others)} more)" if others else ""
-        raise UsageError(f"{place}: {_path(first)}: {_message(first)}{more}") from error
+        raise UsageError(_told(place, [(_path(one), _message(one)) for one in error.errors()])) from error
+    broken = list(broken_rules(given, "spec"))
+    if broken:
+        raise UsageError(_told(place, broken))
+    return given
+
+
+def _told(place: str, wrong: Sequence[Broken]) -> str:
+    """One line each, without repetitions."""
+    return "\n".join(dict.fromkeys(f"{place}: {path}: {message}" for path, message in wrong))
 
 
 def _path(error: ErrorDetails) -> str:

@@ -65,9 +65,9 @@ def _plan(documents: Documents, document: Document, model: Model, config: Path |
     from headrace.planning import communication, memory
     from headrace_wire.memory import ParallelismError
 
-    wrong = next(problems(model.spec.scaling.schedules, model.spec.scaling.override), None)
-    if wrong is not None:
-        raise UsageError(f"{document.place}: {wrong}")
+    wrong = [f"{document.place}: {one}" for one in problems(model.spec.scaling.schedules, model.spec.scaling.override)]
+    if wrong:
+        raise UsageError("\n".join(wrong))
     shape, origin = _shape(document, model, config)
     profile = _find(documents, document, ParallelismProfile, ("parallelismRef", model.spec.parallelism_ref))
     slo = _find(documents, document, ServiceLevelObjective, ("serviceLevelRef", model.spec.service_level_ref))
