@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from headrace.api.conditions import ConditionType
-from headrace.cli.explain import register
+from headrace.cli.explain import absence, register
 from headrace.cli.main import UsageError
+from headrace.cluster.errors import api_error
 from headrace.scaling import Policy
 from headrace.scaling.outlook import outlook
 from headrace.scaling.types import Candidate, ClassPolicy, Decision, Guard, Reason
@@ -223,3 +224,14 @@ def test_without_a_cluster_it_says_so(
 )
 def test_outlook(changed: dict[str, Any], current: int, name: str, expected: str) -> None:
     assert expected in outlook(policy(**changed), current, 10.0)[name]
+
+
+@pytest.mark.parametrize("kind", ["Model", "Tenant"])
+def test_namespaces_that_may_not_be_listed_leave_a_reminder(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forbidden(kind: str, name: str) -> list[str]:
+        raise api_error(403, {"message": "cannot list resource at the cluster scope"})
+
+    monkeypatch.setattr("headrace.cli.explain._namespaces_with", forbidden)
+    assert absence(kind, "demo", "default") == (
+        f"there is no {kind} demo in namespace default; -n NAMESPACE names another one"
+    )

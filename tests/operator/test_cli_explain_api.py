@@ -46,6 +46,12 @@ def server(apiserver: ApiServer, monkeypatch: pytest.MonkeyPatch) -> ApiServer:
                 "scaling": {"mode": "Auto", "maxReplicas": 2},
             },
         },
+        {
+            "apiVersion": "headrace.dev/v1alpha1",
+            "kind": "Tenant",
+            "metadata": {"name": "search", "namespace": NAMESPACE},
+            "spec": {"models": [{"name": "demo"}]},
+        },
     ]
     applied = apiserver.kubectl(
         "apply", "-f", "-", stdin=json.dumps({"kind": "List", "apiVersion": "v1", "items": objects})
@@ -61,10 +67,10 @@ def server(apiserver: ApiServer, monkeypatch: pytest.MonkeyPatch) -> ApiServer:
     return apiserver
 
 
-def explain(*argv: str) -> int:
+def explain(*argv: str, kind: str = "model") -> int:
     parser = argparse.ArgumentParser()
     register(parser.add_subparsers(required=True))
-    arguments = parser.parse_args(["explain", "model", *argv])
+    arguments = parser.parse_args(["explain", kind, *argv])
     status: int = arguments.run(arguments)
     return status
 
@@ -86,5 +92,12 @@ def test_the_stored_decision_and_the_objective_are_told(server: ApiServer, capsy
 
 
 def test_a_model_that_does_not_exist_is_one_sentence(server: ApiServer) -> None:
-    with pytest.raises(UsageError, match="there is no Model other in namespace explained"):
+    with pytest.raises(UsageError, match=r"^there is no Model other in namespace explained, nor in another one$"):
         explain("other", "-n", NAMESPACE)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("model", "demo"), ("tenant", "search")])
+def test_an_object_of_another_namespace_is_pointed_at(server: ApiServer, kind: str, name: str) -> None:
+    words = rf"^there is no {kind.title()} {name} in namespace default, but in {NAMESPACE}: say -n {NAMESPACE}$"
+    with pytest.raises(UsageError, match=words):
+        explain(name, kind=kind)

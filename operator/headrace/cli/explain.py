@@ -137,9 +137,34 @@ def _from_cluster(arguments: argparse.Namespace) -> Found:
     try:
         return asyncio.run(_read(namespace, arguments.name))
     except NotFound as error:
-        raise UsageError(f"there is no Model {arguments.name} in namespace {namespace}") from error
+        raise UsageError(absence("Model", arguments.name, namespace)) from error
     except ClusterError as error:
         raise UsageError(str(error)) from error
+
+
+def absence(kind: str, name: str, namespace: str) -> str:
+    """The sentence that there is none, and where there is one of that name, if the cluster may be listed."""
+    import asyncio
+
+    from headrace.cluster.errors import ClusterError
+
+    said = f"there is no {kind} {name} in namespace {namespace}"
+    try:
+        others = asyncio.run(_namespaces_with(kind, name))
+    except ClusterError:
+        return f"{said}; -n NAMESPACE names another one"
+    if not others:
+        return f"{said}, nor in another one"
+    return f"{said}, but in {', '.join(others)}: say -n {others[0]}"
+
+
+async def _namespaces_with(kind: str, name: str) -> list[str]:
+    from headrace.cluster.client import connect
+    from headrace.cluster.resources import MODELS, TENANTS
+
+    async with await connect() as client:
+        found, _ = await client.list({"Model": MODELS, "Tenant": TENANTS}[kind], None)
+    return sorted(meta_of(one)["namespace"] for one in found if meta_of(one).get("name") == name)
 
 
 async def _read(namespace: str, name: str) -> Found:

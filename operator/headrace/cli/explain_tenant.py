@@ -165,6 +165,7 @@ def _namespace(one: Object) -> str:
 def _from_cluster(arguments: argparse.Namespace) -> Found:
     import asyncio
 
+    from headrace.cli.explain import absence
     from headrace.cli.main import UsageError
     from headrace.cluster.errors import ClusterError, NotFound
 
@@ -172,7 +173,7 @@ def _from_cluster(arguments: argparse.Namespace) -> Found:
     try:
         return asyncio.run(_read(namespace, arguments.name))
     except NotFound as error:
-        raise UsageError(f"there is no Tenant {arguments.name} in namespace {namespace}") from error
+        raise UsageError(absence("Tenant", arguments.name, namespace)) from error
     except ClusterError as error:
         raise UsageError(str(error)) from error
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 
 from headrace import __version__
 
+READER_LEFT = 128 + 13  # exit status of what SIGPIPE ends
 SUBCOMMANDS = ("plan", "explain", "replay", "key", "crds", "bench", "operator", "gateway")
 
 
 class UsageError(Exception):
-    """The user's input is at fault: printed as one sentence, exit status 2."""
+    """The user's input is at fault: printed as one sentence, or a line for each fault, exit status 2."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -30,7 +33,27 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; its return value is the exit status."""
+    """Run a subcommand; its return value is the exit status. Quiet where the reader of the output has left."""
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the interpreter's end
+        return READER_LEFT
+
+
+def _reader_left() -> bool:
+    """Nobody reads stdout any more."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return bool(poll.poll(0))
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = _parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:

@@ -1,0 +1,48 @@
+"""`headrace ... | head`: a reader that leaves ends the command quietly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+PLAN = ("plan", "-f", "charts/samples/two-nodes/exercise.yaml", "--config", "charts/samples/two-nodes/llama-70b-shape")
+
+
+EXPLAIN = ("explain", "model", "demo", "-f", "charts/samples/model.yaml")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("command", [PLAN, EXPLAIN], ids=["plan", "explain"])
+def test_reader_that_left_ends_the_command_quietly(command: tuple[str, ...], unbuffered: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "headrace.cli", *command],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": "operator:engine", "PYTHONUNBUFFERED": unbuffered},
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_broken_pipe_that_is_not_the_output_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(arguments: object) -> int:
+        raise BrokenPipeError("a socket")
+
+    monkeypatch.setattr("headrace.cli.key.run", lost)
+    with pytest.raises(BrokenPipeError, match="a socket"):
+        main(["key", "new", "--name", "x"])
