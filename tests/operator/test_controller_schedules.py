@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.apionly import ApiServer
+from headrace.cluster.resources import MODELS
 from headrace.scaling.record import replay
 from headrace.testing.stage import KEY, START, Stage, play
 
@@ -56,6 +57,41 @@ def test_an_override_holds_against_load_and_expires_by_itself() -> None:
         await on.pass_time(10)
         assert on.replicas > 1
         assert on.status["scaling"]["lastDecisions"][0]["reason"] == "QueueAge"
+
+    play(test)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        pytest.param({"override": {"replicas": 2, "until": "2100-01-01T00:00:00Z"}}, "Override", id="override"),
+        pytest.param(
+            {"schedules": [{"name": "day", "start": "00:00", "end": "23:59", "minReplicas": 2}]},
+            "Schedule",
+            id="schedule",
+        ),
+        pytest.param({"minReplicas": 2}, "MinReplicas", id="minimum"),
+    ],
+)
+def test_bounds_that_an_edit_brings_are_told_like_any_change(change: dict[str, Any], reason: str) -> None:
+    async def test(on: Stage) -> None:
+        await on.model(downAfter="10s")
+        await on.pod("one")
+        await on.pass_time(5)
+        path = MODELS.path("team", "demo")
+        await on.fake.patch(path, {"spec": {"scaling": change}})
+        await on.settle()
+        await on.pass_time(3)
+        assert on.replicas == 2
+        (last, *_) = on.status["scaling"]["lastDecisions"]
+        assert (last["from"], last["to"], last["reason"]) == (1, 2, reason)
+        await on.pod("two")
+        await on.fake.patch(path, {"spec": {"scaling": dict.fromkeys(change)}})
+        await on.settle()
+        await on.pass_time(120)
+        assert on.replicas == 1
+        assert [(d["from"], d["to"]) for d in on.status["scaling"]["lastDecisions"]] == [(2, 1), (1, 2)]
+        assert sorted(event["reason"] for event in await on.scalings()) == ["ScaledDown", "ScaledUp"]
 
     play(test)
 

@@ -257,10 +257,16 @@ def test_rollouts_add_before_they_take_away() -> None:
         pytest.param({"mode": "Auto", "minReplicas": 0, "maxReplicas": 9}, 1, None, None, 0, id="created at zero"),
         pytest.param({"mode": "Auto", "maxReplicas": 9}, 1, None, 5, 5, id="restarted: the observed count holds"),
         pytest.param({"mode": "Auto", "maxReplicas": 9}, 1, 6, 5, 6, id="decided"),
-        pytest.param({"mode": "Auto", "maxReplicas": 3}, 1, None, 5, 3, id="the user lowered the maximum"),
+        pytest.param({"mode": "Auto", "maxReplicas": 3}, 1, None, 5, 5, id="a lower maximum waits for its decision"),
         pytest.param(
-            {"mode": "Auto", "minReplicas": 2, "maxReplicas": 3}, 1, 1, 1, 2, id="the user raised the minimum"
+            {"mode": "Auto", "minReplicas": 2, "maxReplicas": 3},
+            1,
+            1,
+            1,
+            1,
+            id="a higher minimum waits for its decision",
         ),
+        pytest.param({"mode": "Auto", "minReplicas": 2, "maxReplicas": 3}, 1, 9, None, 3, id="made anew within bounds"),
     ],
 )
 def test_target(
@@ -273,13 +279,12 @@ def test_target(
     low=st.integers(0, 5),
     extra=st.integers(1, 5),
     decision=st.none() | st.integers(0, 20),
-    observed=st.none() | st.integers(0, 20),
 )
-def test_auto_stays_within_its_bounds(low: int, extra: int, decision: int | None, observed: int | None) -> None:
+def test_a_new_deployment_stays_within_its_bounds(low: int, extra: int, decision: int | None) -> None:
     spec = ModelSpec.model_validate(
         {
             "source": {"uri": "builtin://demo"},
             "scaling": {"mode": "Auto", "minReplicas": low, "maxReplicas": low + extra},
         }
     )
-    assert low <= target(spec, decision, observed) <= low + extra
+    assert low <= target(spec, decision, None) <= low + extra

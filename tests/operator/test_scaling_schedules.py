@@ -239,10 +239,10 @@ def test_policy_of_a_time() -> None:
     ("decision", "observed", "moment", "expected"),
     [
         pytest.param(None, None, NOON, 3, id="created within a window"),
-        pytest.param(None, 1, NOON, 3, id="restarted within a window"),
-        pytest.param(1, 1, NOON, 3, id="decided before it opened"),
-        pytest.param(9, 6, NOON, 6, id="no more than its most"),
-        pytest.param(6, 6, NOON + 8 * 3600, 4, id="after it the spec's own"),
+        pytest.param(1, None, NOON, 3, id="made anew within a window"),
+        pytest.param(9, None, NOON, 6, id="no more than its most"),
+        pytest.param(6, None, NOON + 8 * 3600, 4, id="after it the spec's own"),
+        pytest.param(None, 1, NOON, 1, id="restarted within a window: until it is decided"),
         pytest.param(None, None, None, 1, id="of no time"),
     ],
 )
