@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from demo.story import Story
@@ -13,18 +15,29 @@ from demo.talk import MODEL, DemoFailed
 from rig.bounded import cpu_group, start_in
 from rig.chat import Endpoint
 from rig.install import ROOT, headrace
-from rig.kube import Kube, WaitFailed
+from rig.kube import CommandFailed, Kube, WaitFailed
 from rig.world import World
 
 CALLERS = 10
 SECONDS = 75
 UP_WITHIN = 150.0  # seconds
 DOWN_WITHIN = 240.0
+TOLD_EVERY = 15.0  # while nothing changes
 LOAD_CPUS = 0.5
 
 
-def offer(story: Story, world: World, namespace: str, endpoint: Endpoint) -> None:
+@dataclass(frozen=True)
+class Place:
+    """Where Headrace runs, and its Model."""
+
+    release: str  # namespace of operator and gateway
+    namespace: str  # of the Model
+
+
+def offer(story: Story, world: World, place: Place, endpoint: Endpoint) -> None:
     """Offer load, tell what queue age, goodput and replicas do, and wait until the second replica is gone again."""
+    namespace = place.namespace
+    watch = Watch(story, lambda: dict(world.kube.get("model.headrace.dev", MODEL, namespace).get("status", {})))
     command = [
         *world.inside, sys.executable, "-m", "rig.load", "--url", endpoint.url, "--model", MODEL,
         "--callers", str(CALLERS), "--seconds", str(SECONDS),
@@ -33,7 +46,7 @@ def offer(story: Story, world: World, namespace: str, endpoint: Endpoint) -> Non
     with cpu_group("headrace-demo-load", LOAD_CPUS) as group:
         load = start_in(group, command, environment)
         try:
-            _watch(story, world.kube, namespace, 2, UP_WITHIN)
+            watch.until(2, UP_WITHIN)
             story.command(f"headrace explain model {MODEL} -n {namespace}")
             story.result(explain(world.kube, namespace))
             printed, problems = load.communicate(timeout=SECONDS + 200)
@@ -44,8 +57,11 @@ def offer(story: Story, world: World, namespace: str, endpoint: Endpoint) -> Non
     if load.returncode:
         raise DemoFailed(f"the load generator failed: {problems.strip()[-500:]}")
     _tell_load(story, json.loads(printed))
-    story.line("   the burst is over; one replica must suffice for downAfter (20 s) before the second one goes")
-    _watch(story, world.kube, namespace, 1, DOWN_WITHIN)
+    story.line(
+        "   the burst is over; the second replica goes once one is judged enough: by the forecast, which holds the"
+    )
+    story.line("   recent peak for about a minute, or, where it knows too little yet, after downAfter (20 s)")
+    watch.until(1, DOWN_WITHIN, lambda: why_not_fewer(recording(world.kube, place)))
 
 
 def explain(kube: Kube, namespace: str) -> str:
@@ -71,19 +87,55 @@ def _tell_load(story: Story, told: dict[str, Any]) -> None:
     )
 
 
-def _watch(story: Story, kube: Kube, namespace: str, replicas: int, within: float) -> None:
-    deadline = time.monotonic() + within
-    last = ""
-    while time.monotonic() < deadline:
-        model = kube.get("model.headrace.dev", MODEL, namespace)
-        line = _figures(model.get("status", {}))
-        if line != last:
-            story.line(f"   {line}")
-            last = line
-        if model["status"].get("readyReplicas") == replicas and model["status"].get("replicas") == replicas:
-            return
-        time.sleep(2)
-    raise WaitFailed(f"the model did not come to {replicas} ready replicas within {within:.0f} s; last: {last}")
+@dataclass(frozen=True)
+class Watch:
+    """Tells what the Model's status says until it is as awaited."""
+
+    story: Story
+    status: Callable[[], dict[str, Any]]
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def until(self, replicas: int, within: float, why: Callable[[], str] | None = None) -> None:
+        """So many are ready; `why` says what is waited for. Raises WaitFailed after `within` seconds."""
+        began = told = self.clock()
+        last = ""
+        while (now := self.clock()) < began + within:
+            status = self.status()
+            line = _figures(status)
+            if line != last:
+                self.story.line(f"   {line}")
+                last, told = line, now
+            if status.get("readyReplicas") == replicas and status.get("replicas") == replicas:
+                return
+            if why is not None and now - told >= TOLD_EVERY:
+                self.story.line(f"   after {now - began:.0f} s: {why()}")
+                told = now
+            self.sleep(2)
+        raise WaitFailed(f"the model did not come to {replicas} ready replicas within {within:.0f} s; last: {last}")
+
+
+def recording(kube: Kube, place: Place) -> str:
+    """The leader's last decisions, as JSON lines; empty where this user may not ask it."""
+    try:
+        lease = kube.get("lease", "headrace-operator", place.release)
+        pod = f"/api/v1/namespaces/{place.release}/pods/{lease['spec']['holderIdentity']}:8081/proxy"
+        return kube.run("get", "--raw", f"{pod}/debug/decisions?model={place.namespace}/{MODEL}")
+    except (CommandFailed, KeyError):
+        return ""
+
+
+def why_not_fewer(recorded: str) -> str:
+    """What the newest decision of a recording says of one replica fewer."""
+    entries = map(json.loads, reversed(recorded.splitlines()))
+    newest = next((entry["decision"] for entry in entries if entry["kind"] == "decision"), None)
+    if newest is None:
+        return "not fewer yet"
+    down = next(candidate for candidate in newest["candidates"] if candidate["name"] == "down")
+    if down.get("replicas") is None:
+        return f"one replica is not judged enough yet: {down['detail']}"
+    guards = "; ".join(f"{guard['name']} {guard['effect']}, {guard['detail']}" for guard in newest["guards"])
+    return f"one replica is enough: {down['detail']}" + (f"; {guards}" if guards else "")
 
 
 def _figures(status: dict[str, Any]) -> str:

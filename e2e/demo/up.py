@@ -63,7 +63,8 @@ def _show(story: Story, world: World, with_burst: bool) -> None:
             talk.refusals(story, search, guest)
         if with_burst:
             with story.step("A burst that one replica cannot hold"):
-                burst.offer(story, world, TEAM, world.endpoint_for_load(RELEASE, url, keys["search"].secret))
+                load = world.endpoint_for_load(RELEASE, url, keys["search"].secret)
+                burst.offer(story, world, burst.Place(RELEASE, TEAM), load)
     show_columns(story, world.kube)
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import binaries, images, instance, network
+from cluster import binaries, cache, images, instance, network
 from cluster.addresses import check_name
 from cluster.errors import ClusterError
 from cluster.instance import Instance
@@ -122,4 +122,5 @@ def close_world(name: str, releases: Sequence[str], namespaces: Sequence[str]) -
         foreign.clear(foreign.connect(own), releases, namespaces)
         return
     instance.down(name)
-    print(f"The embedded cluster {name} is gone; its image store and caches stay below ~/.cache/headrace.")
+    print(f"The embedded cluster {name} is gone; its image store and caches stay below {cache.root()}.")
+    print(f"`PYTHONPATH=e2e python3 -m cluster down --name {name} --purge` drops its image store, too.")
