@@ -40,4 +40,5 @@ def test_a_stored_tenant_is_explained_with_its_models(
     assert "demo  not known to be ready" in text or "demo  not ready (Pending)" in text, text
     assert "class quick" in text and "may not call: other" in text
     assert main(["explain", "tenant", "nobody", "-n", namespace]) == 2
-    assert capsys.readouterr().err == f"headrace: there is no Tenant nobody in namespace {namespace}, nor in another one\n"
+    said = f"headrace: there is no Tenant nobody in namespace {namespace}, nor in another one\n"
+    assert capsys.readouterr().err == said
