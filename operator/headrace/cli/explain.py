@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.cli import explain_tenant
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headrace.api.common import ApiType
 
 Object = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,11 @@ def objects_of(documents: Iterable[Any]) -> Iterable[Object]:
 
 
 def _from_cluster(arguments: argparse.Namespace) -> Found:
+    return fetched("Model", arguments, _read)
+
+
+def fetched(kind: str, arguments: argparse.Namespace, read: Callable[[str, str], Coroutine[Any, Any, T]]) -> T:
+    """What `read` finds by namespace and name. Raises UsageError with where there is one, or with what failed."""
     import asyncio
 
     from headrace.cli.main import UsageError
@@ -135,9 +141,9 @@ def _from_cluster(arguments: argparse.Namespace) -> Found:
 
     namespace = arguments.namespace or "default"
     try:
-        return asyncio.run(_read(namespace, arguments.name))
+        return asyncio.run(read(namespace, arguments.name))
     except NotFound as error:
-        raise UsageError(absence("Model", arguments.name, namespace)) from error
+        raise UsageError(absence(kind, arguments.name, namespace)) from error
     except ClusterError as error:
         raise UsageError(str(error)) from error
 

@@ -163,19 +163,9 @@ def _namespace(one: Object) -> str:
 
 
 def _from_cluster(arguments: argparse.Namespace) -> Found:
-    import asyncio
+    from headrace.cli.explain import fetched
 
-    from headrace.cli.explain import absence
-    from headrace.cli.main import UsageError
-    from headrace.cluster.errors import ClusterError, NotFound
-
-    namespace = arguments.namespace or "default"
-    try:
-        return asyncio.run(_read(namespace, arguments.name))
-    except NotFound as error:
-        raise UsageError(absence("Tenant", arguments.name, namespace)) from error
-    except ClusterError as error:
-        raise UsageError(str(error)) from error
+    return fetched("Tenant", arguments, _read)
 
 
 async def _read(namespace: str, name: str) -> Found:
