@@ -7,7 +7,7 @@ PYTHON ?= python3
 CLUSTER := PYTHONPATH=e2e $(PYTHON) -m cluster
 RIG := PYTHONPATH=e2e $(PYTHON) -m rig
 # The tests end to end, which wait much, keep one worker; two run all others beside them.
-WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
+WORKERS := -n 3 --dist loadscope --no-loadscope-reorder
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: help demo demo-down test test-fast check format crds images setup venv cluster-up cluster-down
