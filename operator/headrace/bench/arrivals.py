@@ -39,9 +39,10 @@ def thin(trace: Trace, rate: float, seed: int) -> Trace:
     return trace.take(kept.astype(np.int64))
 
 
-def renewal(series: Series, lengths: Lengths | Trace, seed: int) -> Trace:
+def renewal(series: Series, lengths: Lengths | Trace, seed: int, keep: float = 1.0) -> Trace:
     """Requests with Gamma-distributed times between them: in operational time (the integral of the rate) the gaps
-    have mean 1 and the cv of the moment. Lengths are drawn, a pair at a time, from `lengths`."""
+    have mean 1 and the cv of the moment. Each is kept with the chance `keep`. Lengths are drawn, a pair at a time, from
+    `lengths`."""
     random = np.random.default_rng(seed)
     grid = np.arange(0.0, series.duration_s + 1.0, 1.0)
     rate, _ = series.at(grid)
@@ -52,7 +53,8 @@ def renewal(series: Series, lengths: Lengths | Trace, seed: int) -> Trace:
         until = float(np.interp((index + 1) * series.window_s, grid, expected))
         gaps = _gamma_gaps(random, float(series.cv[index]), until - at)
         marks = at + np.cumsum(gaps)
-        parts.append(marks[marks < until])
+        marks = marks[marks < until]
+        parts.append(marks if keep >= 1.0 else marks[random.random(len(marks)) < keep])
         at = until
     marks = np.concatenate(parts)
     drawn = random.integers(0, len(lengths.prompt), len(marks))

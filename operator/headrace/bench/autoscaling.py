@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.bench import cells, check, demand, packed, profile, report
+from headrace.bench import cells, check, days, demand, packed, profile, report
 from headrace.bench.cells import Grid, Row
 from headrace.bench.readers import TraceError, read
 from headrace.bench.trace import Lengths, Series, Trace
@@ -75,9 +75,17 @@ def _one(item: tuple[str, Options]) -> list[Row]:
     workload = demand.build(part, lengths, engine, options.seed)
     rows = cells.run(workload, engine, options.grid, options.kept)
     if options.check and rows:
-        trace, _ = demand.requests(part, lengths, engine, options.seed)
-        rows.extend(check.run(trace, engine, rows, options.seed))
+        rows.extend(_checked(part, lengths, rows, options))
     return rows
+
+
+def _checked(part: Trace | Series, lengths: Lengths | Trace, rows: Sequence[Row], options: Options) -> list[Row]:
+    """The winners by discrete events: of a trace itself, of a series one day of it."""
+    engine = profile.load(options.profile)
+    if isinstance(part, Series):
+        return list(days.run(part, lengths, engine, sorted({row.cold_start for row in rows}), options.seed))
+    trace, _ = demand.requests(part, lengths, engine, options.seed)
+    return list(check.run(trace, engine, rows, options.seed))
 
 
 def kept(folder: Path) -> tuple[Row, ...]:

@@ -39,9 +39,9 @@ class Case:
     margin_s: float
 
 
-def run(trace: Trace, profile: Profile, rows: Sequence[Row], seed: int) -> Iterator[Row]:
-    """Discrete rows for the cells of `rows` (which are of this trace)."""
-    part = trace.first(min(1.0, MOST_REQUESTS / max(1, len(trace))))
+def run(trace: Trace, profile: Profile, rows: Sequence[Row], seed: int, most: int = MOST_REQUESTS) -> Iterator[Row]:
+    """Discrete rows for the cells of `rows` (which are of this trace), of its first part that holds `most` requests."""
+    part = trace.first(min(1.0, most / max(1, len(trace))))
     demand = demands.of_trace(part, profile)
     targets = {slo.name: slo for slo in slos(demands.of_trace(trace, profile))}
     for verdict in sorted(verdicts(rows), key=lambda v: v.key):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.bench import svg
+from headrace.bench import days, svg
 from headrace.bench.cells import Row
+from headrace.bench.demand import MEAN_REPLICAS
 from headrace.bench.verdict import Summary, Verdict, verdicts
 
 HEAD = """# Autoscaling: the production controller against other autoscalers, and against perfect foresight
@@ -34,7 +35,12 @@ def write(rows: Sequence[Row], folder: Path, commands: Sequence[str]) -> Path:
         *_plots(cells, folder),
         _table(cells),
     ]
-    text += [_unreachable(cells), _checked(rows), _details([row for row in rows if row.model == "fluid"])]
+    text += [
+        _unreachable(cells),
+        _checked(rows),
+        days_table(rows),
+        _details([row for row in rows if row.model == "fluid"]),
+    ]
     path = folder / "report.md"
     path.write_text("\n".join(part for part in text if part))
     return path
@@ -143,7 +149,7 @@ def _checked(rows: Sequence[Row]) -> str:
     fluid = {(r.trace, r.cold_start, r.slo, r.policy, r.tuned): r for r in rows if r.model == "fluid"}
     lines = []
     for row in rows:
-        if row.model == "fluid":
+        if row.model != "discrete":
             continue
         other = fluid[row.trace, row.cold_start, row.slo, row.policy, row.tuned]
         lines.append(
@@ -152,6 +158,36 @@ def _checked(rows: Sequence[Row]) -> str:
             f"{other.replica_seconds:.0f} | {row.actions_per_hour:.1f} |"
         )
     return "\n".join((CHECK, *lines)) + "\n" if lines else ""
+
+
+DAYS = """## One day of each series, checked by discrete events
+
+The first day, thinned by chance to {rate:g} requests/s on the mean, on engines that are as much slower per token that
+the mean demand is again that of {replicas:g} replicas. Both models replay the same requests: the fluid one every policy
+(which gives the best of hindsight on that day), discrete events the controller and that one. `series`: the fluid model
+at the full rate. `margin` as above.
+
+| trace | cold start | SLO | policy | margin s | attainment | fluid | series | replicas, mean | fluid | actions/h |
+|---|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def days_table(rows: Sequence[Row]) -> str:
+    """The days that were checked by discrete events; empty where none was."""
+    found = {(r.model, r.trace, r.cold_start, r.slo, r.policy, r.tuned): r for r in rows}
+    lines = []
+    for row in rows:
+        if row.model != days.DISCRETE:
+            continue
+        key = (row.trace, row.cold_start, row.slo, row.policy, row.tuned)
+        fluid, series = found[days.FLUID, *key], found.get(("fluid", *key))
+        lines.append(
+            f"| {row.trace} | {row.cold_start:g} | {row.slo} | {row.policy} | {row.margin_seconds:g} | "
+            f"{row.attainment:.4f} | {fluid.attainment:.4f} | {f'{series.attainment:.4f}' if series else '–'} | "
+            f"{row.replica_seconds / days.DAY_S:.2f} | {fluid.replica_seconds / days.DAY_S:.2f} | "
+            f"{row.actions_per_hour:.1f} |"
+        )
+    head = DAYS.format(rate=days.RATE, replicas=MEAN_REPLICAS)
+    return "\n".join((head, *lines)) + "\n" if lines else ""
 
 
 def _details(rows: Sequence[Row]) -> str:
