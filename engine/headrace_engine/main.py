@@ -127,6 +127,7 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     add("--max-sequences", type=_bounded(1, 4096), default=16, metavar="N", help="requests at a time (%(default)s)")
     add("--max-batch-tokens", type=tokens, default=512, metavar="TOKENS", help="tokens in one step (%(default)s)")
     add("--threads", type=_bounded(0, 1024), default=0, metavar="N", help="of the model (default: the CPUs allowed)")
+    add("--record-steps", metavar="FILE", default="", help="write the size and the time of each step, never any text")
     add = serve.add_argument_group("leaving").add_argument
     add("--drain-seconds", type=float, default=30.0, metavar="S", help="for running requests after SIGTERM (30)")
     serve.set_defaults(run=run_serve)
@@ -208,6 +209,7 @@ def _config(args: argparse.Namespace, folder: Path, name: str) -> EngineConfig:
         memory_percent=args.memory_percent,
         threads=args.threads,
         instance=args.instance,
+        record_steps=args.record_steps,
     )
 
 

@@ -20,6 +20,8 @@ from headrace_engine.core.failure import StartError
 from headrace_engine.core.link import Link
 from headrace_engine.core.loop import Loop
 from headrace_engine.core.messages import Failed, Ready
+from headrace_engine.core.plan import Runner
+from headrace_engine.core.recorded import Recorded, recorded
 from headrace_engine.core.scheduler import Limits, Scheduler
 from headrace_engine.core.state import Identity, Reporter
 
@@ -73,7 +75,8 @@ def _serve(config: EngineConfig, link: Link) -> None:
     pace = Pace()
     reporter = Reporter(Identity(model, kv, config.instance), pace.times)
     scheduler = Scheduler(limits, BlockPool(kv.pages), reporter.cache_root, pace)
-    loop = Loop(scheduler, engine.runner, link, reporter, time.monotonic)
+    runner = _recorded(engine.runner, config.record_steps)
+    loop = Loop(scheduler, runner, link, reporter, time.monotonic)
     collector.settle()
     link.send(
         Ready(
@@ -85,7 +88,21 @@ def _serve(config: EngineConfig, link: Link) -> None:
             cache_root=scheduler.cache_root,
         )
     )
-    loop.run()
+    try:
+        loop.run()
+    finally:
+        if isinstance(runner, Recorded):
+            runner.close()
+
+
+def _recorded(runner: Runner, path: str) -> Runner:
+    """The same runner if no file is named. Raises StartError."""
+    if not path:
+        return runner
+    try:
+        return recorded(runner, path, time.monotonic)
+    except OSError as error:
+        raise StartError("ConfigInvalid", f"--record-steps {path}: {error.strerror}") from error
 
 
 def _die_with_parent() -> None:
