@@ -1,8 +1,10 @@
 """Recorded engine steps → the coefficients of a profile, by least squares that knows no negative times.
 
-A record is one line of JSON: `{"seconds": .., "sequences": n, "kvTokens": k, "prefill": [[tokens, context], ..]}`. Each
-step weighs by the inverse of its time, so that errors count in percent. Every HELD_OUT-th record is kept out of the fit
-(where there are enough of them) and gives the error that is reported.
+A record is one line of JSON, as `headrace-engine serve --record-steps` writes it: `{"seconds": .., "between": ..,
+"sequences": n, "kvTokens": k, "prefill": [[tokens, context], ..]}`. What lies between two steps is part of the step
+that follows; where it is not known, the median is taken. Each step weighs by the inverse of the time that the fit gives
+it, so that errors count in percent and the mean is met, not what lies below it. Every HELD_OUT-th record is kept out of
+the fit (where there are enough of them) and gives the error that is reported.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from headrace.bench.profile import Profile
 from headrace.bench.trace import Floats
 
 HELD_OUT = 5
+ROUNDS = 3  # in which the weights settle
 ENOUGH = 20  # records from where some are held out
 
 
@@ -24,6 +27,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One recorded step."""
 
     seconds: float
+    between: float | None = None  # the end of the step before and its beginning; None: not known
     sequences: int = 0  # that decoded
     kv_tokens: int = 0  # that those held
     prefill: tuple[tuple[int, int], ...] = ()  # tokens and context of each prompt piece
@@ -70,14 +74,16 @@ def read(path: Path) -> list[Step]:
 
 def fit(steps: Sequence[Step]) -> Fit:
     """Raises ValueError where there are too few steps for five coefficients."""
-    usable = [step for step in steps if step.seconds > 0]
+    usable = [step for step in whole(steps) if step.seconds > 0]
     held = [s for i, s in enumerate(usable) if i % HELD_OUT == HELD_OUT - 1] if len(usable) >= ENOUGH else []
     used = [s for i, s in enumerate(usable) if i % HELD_OUT != HELD_OUT - 1] if held else usable
     if len(used) < 5:
         raise ValueError(f"{len(used)} steps are too few for five coefficients")
-    table = np.array([s.features for s in used])
-    weights = 1.0 / np.array([s.seconds for s in used])
-    found = _non_negative(table * weights[:, None])
+    table, took = np.array([s.features for s in used]), np.array([s.seconds for s in used])
+    found = _non_negative(table / took[:, None], np.ones(len(used)))
+    for _ in range(ROUNDS):
+        fitted = np.maximum(table @ found, took.min() / 2)
+        found = _non_negative(table / fitted[:, None], took / fitted)
     judged = held or used
     predicted = np.array([s.features for s in judged]) @ found
     actual = np.array([s.seconds for s in judged])
@@ -86,10 +92,51 @@ def fit(steps: Sequence[Step]) -> Fit:
     return Fit((step, sequence, kv, prefill, pair), error, len(held))
 
 
-def _non_negative(table: Floats) -> Floats:
-    """Least squares for the target 1 in every row; a coefficient that comes out negative is left out."""
+def whole(steps: Sequence[Step]) -> list[Step]:
+    """The same steps with what lies between them as part of their seconds."""
+    known = [step.between for step in steps if step.between is not None]
+    usual = float(np.median(known)) if known else 0.0
+    return [
+        msgspec.structs.replace(s, seconds=s.seconds + (usual if s.between is None else s.between), between=None)
+        for s in steps
+    ]
+
+
+def error_percent(steps: Sequence[Step], profile: Profile) -> float:
+    """Mean error of a profile on steps that it was not fitted to."""
+    judged = [step for step in whole(steps) if step.seconds > 0]
+    predicted = np.array([s.features for s in judged]) @ np.array(_coefficients(profile))
+    actual = np.array([s.seconds for s in judged])
+    return 100.0 * float(np.mean(np.abs(predicted - actual) / actual))
+
+
+def _coefficients(profile: Profile) -> tuple[float, ...]:
+    return (
+        profile.step_seconds,
+        profile.per_sequence_seconds,
+        profile.per_kv_token_seconds,
+        profile.per_prefill_token_seconds,
+        profile.per_prefill_pair_seconds,
+    )
+
+
+def overhead(prompts: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """What a request takes outside the engine's steps: a constant and a part for each prompt token.
+
+    Neither is negative; least squares of the errors in percent. `seconds`: time to first token less the steps that it
+    took, alone. Raises ValueError without any.
+    """
+    if not prompts:
+        raise ValueError("no requests from which the time outside the steps could be learnt")
+    table = np.column_stack((np.ones(len(prompts)), np.array(prompts, dtype=np.float64)))
+    scale = np.maximum(np.array(seconds), 1e-9)
+    constant, token = _non_negative(table / scale[:, None], np.ones(len(prompts)))
+    return float(constant), float(token)
+
+
+def _non_negative(table: Floats, target: Floats) -> Floats:
+    """Least squares; a coefficient that comes out negative is left out."""
     scale = np.maximum(np.abs(table).max(axis=0), 1e-300)
-    target = np.ones(len(table))
     active = [i for i in range(table.shape[1]) if table[:, i].any()]
     while True:
         solved = np.linalg.lstsq(table[:, active] / scale[active], target, rcond=None)[0]

@@ -12,6 +12,7 @@ Little's law.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,11 +40,20 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_sequences: int
     max_batch_tokens: int
     residual_percent: float = 0.0  # mean error on held-out steps; 0 = not fitted from steps
+    prefill_stretch: float = 0.0  # beside sequences that decode, of what these alone take; 0: no such bound
+    request_seconds: float = 0.0  # of a request outside the engine's steps, on the way there and back
+    request_token_seconds: float = 0.0  # and for each of its prompt tokens
 
     def prefill_s(self, prompt: Floats | Ints | float) -> Floats:
         """Seconds that prompts take on an engine of their own, the fixed part of steps apart."""
         tokens = np.asarray(prompt, dtype=np.float64)
         return self.per_prefill_token_seconds * tokens + self.per_prefill_pair_seconds * tokens * tokens
+
+    def prefill_within(self, seconds: float, context: int) -> int:
+        """Prompt tokens that take at most `seconds` behind `context` tokens of their own."""
+        each = self.per_prefill_token_seconds + 2 * self.per_prefill_pair_seconds * context
+        root = math.sqrt(each * each + 4 * self.per_prefill_pair_seconds * seconds)
+        return int(2 * seconds / max(each + root, 1e-12) + 1e-9)
 
     def work_s(self, prompt: Ints, output: Ints) -> Floats:
         """Seconds of a replica that each request takes, the fixed part of steps apart."""

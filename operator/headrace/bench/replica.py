@@ -3,6 +3,9 @@
 Steps in which nothing but decoding happens are taken together, up to the next end of a sequence: their times form an
 arithmetic series. An arrival cuts such a run short at the end of the step that is under way. So a request costs a few
 events, however many tokens it has.
+
+Beside sequences that decode, prompts get as much of a step as lets it last `prefill_stretch` times what these alone
+would take, and LEAST_PREFILL tokens in any case, as the engine's own scheduler gives them.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from typing import Protocol
 from headrace.bench.prefix import PrefixCache
 from headrace.bench.profile import Profile
 from headrace.bench.request import Request
+
+LEAST_PREFILL = 32  # prompt tokens of a step, however long it gets
 
 
 class Watcher(Protocol):
@@ -112,6 +117,11 @@ class Replica:
         self.held -= request.prompt - request.cached + request.generated - 1
         self.running -= 1
 
+    def ends(self) -> list[float]:
+        """The ends of the steps under way, to be asked just before `advance`. Each sequence that decodes gets a token
+        at each of them."""
+        return [self._begun + self._took(i) for i in range(1, self._run)] + [self.due]
+
     def all_requests(self) -> list[Request]:
         """Whatever is here."""
         return [entry[2] for entry in self._heap] + list(self.prefill)
@@ -201,6 +211,11 @@ class Replica:
         budget = max(1, profile.max_batch_tokens - running)
         free = profile.kv_tokens - self.held - running
         took = profile.step_seconds + profile.per_sequence_seconds * running + profile.per_kv_token_seconds * self.held
+        if running and profile.prefill_stretch > 0:
+            depth = self.prefill[0].context
+            budget = min(
+                budget, max(LEAST_PREFILL, profile.prefill_within((profile.prefill_stretch - 1) * took, depth))
+            )
         chunks = self._chunks
         for request in self.prefill:
             if budget <= 0 or (request.left > free and (running or chunks)):

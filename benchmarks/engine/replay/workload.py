@@ -1,0 +1,68 @@
+"""Five minutes of the recorded conversation service, scaled to an engine on one thread, and the load for calibration.
+
+Lengths are divided, requests multiplied or thinned by chance to the load that is wanted: the pattern in time stays as
+it was recorded. The calibration's lengths come from another part of the trace, its words from other seeds.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from headrace.bench import lone, packed
+from headrace.bench.arrivals import multiply, thin
+from headrace.bench.profile import Profile
+from headrace.bench.trace import Trace
+
+TRACE = "azure_llm_2023_conv"
+REPLAY_AT_S, CALIBRATION_AT_S = 600.0, 2400.0  # where in the trace
+LEAST_OUTPUT = 2  # tokens: one gap
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How the trace is brought down to the engine."""
+
+    divisor: float = 4.0  # of lengths
+    context: int = 2048  # tokens of prompt and output
+    least_prompt: int = 24  # tokens: the chat template's and some words
+
+
+def part(at_s: float, seconds: float, scale: Scale) -> Trace:
+    """So many seconds of the trace from `at_s` on, lengths scaled."""
+    trace = packed.load(packed.FOLDER / f"{TRACE}.npz")
+    if not isinstance(trace, Trace):
+        raise TypeError(f"{TRACE} has no arrivals")
+    inside = np.flatnonzero((trace.arrival_s >= at_s) & (trace.arrival_s < at_s + seconds)).astype(np.int64)
+    cut = trace.take(inside)
+    output = np.maximum(LEAST_OUTPUT, (cut.output / scale.divisor).astype(np.int64))
+    prompt = np.maximum(scale.least_prompt, (cut.prompt / scale.divisor).astype(np.int64))
+    return replace(
+        cut,
+        arrival_s=cut.arrival_s - at_s,
+        prompt=np.minimum(prompt, scale.context - output),
+        output=output,
+        duration_s=seconds,
+    )
+
+
+def at_load(trace: Trace, profile: Profile, slots: int, load: float, seed: int) -> Trace:
+    """Thinned to a load; where the whole trace is less, each request first becomes several, within a second."""
+    whole = lone.load_of(trace, profile, slots)
+    copies = math.ceil(load / whole)
+    return thin(multiply(trace, copies, seed), trace.rate * load / whole, seed + 1)
+
+
+def words(vocabulary: Sequence[str], seed: str, count: int) -> str:
+    """`count` words with a space before each: about so many tokens."""
+    return "".join(f" {word}" for word in random.Random(seed).choices(vocabulary, k=max(1, count)))
+
+
+def vocabulary(tokens: Sequence[str]) -> list[str]:
+    """Words that are one token of their own, of a byte-level vocabulary."""
+    found = [token[1:] for token in tokens if token.startswith("Ġ")]
+    return sorted(word for word in found if word.isascii() and word.isalpha() and word.islower() and len(word) > 2)
