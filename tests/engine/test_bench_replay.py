@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from benchmarks.engine.peers.client import Sample
 from benchmarks.engine.replay import campaign, compare, workload
-from benchmarks.engine.replay.campaign import Engine
+from benchmarks.engine.replay.campaign import Alone, Engine
 from benchmarks.engine.replay.compare import Figure, Seen
 from benchmarks.engine.replay.workload import Scale
 
@@ -86,8 +86,11 @@ def test_a_profile_is_made_of_the_calibration_alone(tmp_path: Path) -> None:
         )
         for n, p in zip(random.integers(0, 16, 200).tolist(), random.choice([0, 100, 400], 200).tolist(), strict=True)
     ]
-    outside = ([100, 400, 900], [0.003 + 1e-6 * p for p in (100, 400, 900)])
-    profile = campaign.profile_of(steps, outside, Engine(tmp_path), 3.0)
+    alone = [
+        Alone(p, 0.003 + 1e-6 * p + steps[i].seconds + (steps[i].between or 0.0), range(i, i + 1))
+        for i, p in enumerate((100, 400, 900))
+    ]
+    profile = campaign.profile_of(steps, alone, Engine(tmp_path), 3.0)
     assert profile.step_seconds == pytest.approx(0.005, rel=0.05)
     assert profile.per_prefill_token_seconds == pytest.approx(2e-4, rel=0.05)
     assert (profile.request_seconds, profile.prefill_stretch) == (pytest.approx(0.003), 3.0)

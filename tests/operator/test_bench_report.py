@@ -41,6 +41,7 @@ def test_verdict_of_a_cell() -> None:
     assert verdict.to_oracle == 1.5
     assert verdict.cheapest_default is not None and verdict.cheapest_default.policy == "c"
     assert verdict.saved_to_default == pytest.approx(1 - 150 / 140)
+    assert verdict.oracle_saved_to_default == pytest.approx(1 - 100 / 140)
     assert (verdict.dominated_by_default, verdict.dominated_by_tuned) == (("c",), ("c",))
     assert verdict.best_tuned is not None and verdict.best_tuned.policy == "c"  # the cheapest that meets 0.95
     assert verdict.to_tuned == pytest.approx(150 / 140)
@@ -54,6 +55,19 @@ def test_where_nobody_meets_the_objective_the_most_attained_counts() -> None:
     assert verdict.dominated_by_tuned == ("b",)
     summary = Summary.of([verdict])
     assert (summary.cells, summary.met, summary.reachable, summary.dominated_by_tuned) == (1, 0, 0, 1)
+
+
+def test_what_is_saved_is_told_beside_what_perfect_foresight_would_save() -> None:
+    (verdict,) = verdicts([_row(NAME, 0.97, 150.0), _row("a", 0.98, 200.0), _row("b", 0.90, 120.0)])
+    assert verdict.saved_to_default == pytest.approx(0.25)
+    assert verdict.oracle_saved_to_default == pytest.approx(0.5)
+    assert verdict.share_saved == pytest.approx(0.5)
+    summary = Summary.of([verdict])
+    assert (summary.median_oracle_saved, summary.median_share_saved) == (verdict.oracle_saved_to_default, 0.5)
+    (alone,) = verdicts([_row(NAME, 0.97, 150.0), _row("b", 0.90, 120.0)])  # no default attains as much
+    assert (alone.oracle_saved_to_default, alone.share_saved) == (None, None)
+    (best,) = verdicts([_row(NAME, 0.97, 90.0), _row("a", 0.98, 100.0)])  # the default costs what the oracle does
+    assert (best.oracle_saved_to_default, best.share_saved) == (0.0, None)
 
 
 def test_equal_rows_do_not_dominate_each_other() -> None:

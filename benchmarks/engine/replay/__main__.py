@@ -91,11 +91,11 @@ def main() -> int:
 async def _measure(options: Options, target: Any, steps: Path) -> Outcome:
     before = os.getloadavg()[0]
     driver = await Driver.of(target, steps, options.engine.model)
-    outside = await driver.alone(options.engine.context)
+    alone = await driver.alone(options.engine.context)
     lengths = workload.part(workload.CALIBRATION_AT_S, 1000.0, options.scale)
     await driver.loaded(lengths, options.calibration_s)
     seen = driver.recorded()
-    profile = campaign.profile_of(seen, outside, options.engine, STRETCH)
+    profile = campaign.profile_of(seen, alone, options.engine, STRETCH)
     whole = workload.part(workload.REPLAY_AT_S, options.seconds, options.scale)
     chosen = workload.at_load(whole, profile, options.engine.sequences, options.load, 1)
     print(

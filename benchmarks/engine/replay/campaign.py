@@ -54,6 +54,15 @@ class Engine:
         ]
 
 
+@dataclass(frozen=True)
+class Alone:
+    """A request that had the engine for itself, with one token of output."""
+
+    prompt: int  # tokens
+    ttft: float  # seconds
+    steps: range  # among those recorded
+
+
 @dataclass
 class Driver:
     """Sends requests to a running engine."""
@@ -93,16 +102,14 @@ class Driver:
         """The steps in the file but for the first `after`."""
         return calibrate.read(self.steps)[after:]
 
-    async def alone(self, context: int) -> tuple[list[int], list[float]]:
-        """Prompt tokens of requests that had the engine for themselves, and what of their TTFT was no step."""
-        prompts, outside = [], []
+    async def alone(self, context: int) -> list[Alone]:
+        """Requests that have the engine for themselves."""
+        found = []
         for size in ALONE * ALONE_TIMES:
             before = len(self.recorded())
             sample = await self.ask("alone", self.words_for(min(size, context - 8)), 1)
-            steps = calibrate.whole(self.recorded(before))
-            prompts.append(sample.prompt_tokens)
-            outside.append(sample.ttft - sum(step.seconds for step in steps))
-        return prompts, outside
+            found.append(Alone(sample.prompt_tokens, sample.ttft, range(before, len(self.recorded()))))
+        return found
 
     async def loaded(self, lengths: Trace, seconds: float) -> None:
         """The calibration's load: closed loops of rising concurrency, `seconds` together."""
@@ -141,11 +148,11 @@ def seen(samples: Sequence[Sample]) -> Seen:
     return Seen(np.array([s.ttft for s in samples]), np.array([gap for s in samples for gap in s.gaps]))
 
 
-def profile_of(
-    steps: Sequence[Step], outside: tuple[list[int], list[float]], engine: Engine, stretch: float
-) -> Profile:
+def profile_of(steps: Sequence[Step], alone: Sequence[Alone], engine: Engine, stretch: float) -> Profile:
     """A profile of the calibration alone. `stretch`: the engine's own bound on steps beside streams."""
-    constant, token = calibrate.overhead(*outside)
+    whole = calibrate.whole(steps)
+    outside = [one.ttft - sum(whole[i].seconds for i in one.steps) for one in alone]
+    constant, token = calibrate.overhead([one.prompt for one in alone], outside)
     like = Profile(
         name="replayed",
         about="Fitted by the replay beside the simulator to an engine's recorded steps.",

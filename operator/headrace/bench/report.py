@@ -21,8 +21,9 @@ Made by
 A request is good if it meets its class's targets of time to first token and of time per output token; shed requests
 are not good. `attainment` = good / offered. `x oracle` = replica-seconds over a lower bound that knows the future
 (it may be below 1 where the objective was missed). Every parameter of the production controller is the same in every
-cell. Other autoscalers run with their documented defaults, and tuned with hindsight: by grid search, for each cell,
-the cheapest setting that meets the objective, or where none does the one that attains most.
+cell. `perfect foresight would save`: the oracle's replica-seconds against the same default's, so the most that can be
+saved there. Other autoscalers run with their documented defaults, and tuned with hindsight: by grid search, for each
+cell, the cheapest setting that meets the objective, or where none does the one that attains most.
 """
 
 
@@ -69,6 +70,8 @@ def _summary(summary: Summary) -> str:
             "median saving to the cheapest default with at least our attainment",
             _percent(summary.median_saved_to_default),
         ),
+        ("what perfect foresight would save there, median", _percent(summary.median_oracle_saved)),
+        ("share of that which is saved, median", _percent(summary.median_share_saved)),
         (
             "median replica-seconds over the best tuned with hindsight, at its attainment or the objective",
             _ratio(summary.median_to_tuned),
@@ -108,15 +111,16 @@ def _table(cells: Sequence[Verdict]) -> str:
     rows = [
         "## Cells, the worst first\n",
         "| trace | cold start | SLO | attainment | most by any | x oracle | actions/h | recovery s | "
-        "saved to the cheapest default as good | x best tuned | dominated by |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "saved to the cheapest default as good | perfect foresight would save | x best tuned | dominated by |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for v in cells:
         dominated = [f"{name} (defaults)" for name in v.dominated_by_default] + list(v.dominated_by_tuned)
         rows.append(
             f"| {v.key[0]} | {v.key[1]:g} | {v.key[2]} | {v.ours.attainment:.4f} | {v.most_attained:.4f} | "
             f"{_ratio(v.to_oracle)} | {v.ours.actions_per_hour:.1f} | {v.ours.recovery_seconds:.0f} | "
-            f"{_percent(v.saved_to_default)} | {_ratio(v.to_tuned)} | {', '.join(dominated) or '–'} |"
+            f"{_percent(v.saved_to_default)} | {_percent(v.oracle_saved_to_default)} | {_ratio(v.to_tuned)} | "
+            f"{', '.join(dominated) or '–'} |"
         )
     return "\n".join(rows) + "\n"
 

@@ -33,6 +33,18 @@ class Verdict:
         return None if other is None else 1.0 - self.ours.replica_seconds / other.replica_seconds
 
     @property
+    def oracle_saved_to_default(self) -> float | None:
+        """What perfect foresight would save of the same default's: more is not to be had while the objective is met."""
+        other, oracle = self.cheapest_default, self.ours.oracle_replica_seconds
+        return None if other is None or not oracle else 1.0 - oracle / other.replica_seconds
+
+    @property
+    def share_saved(self) -> float | None:
+        """What we save of what perfect foresight would; None where it would save nothing."""
+        saved, most = self.saved_to_default, self.oracle_saved_to_default
+        return None if saved is None or most is None or most <= 0 else saved / most
+
+    @property
     def to_tuned(self) -> float | None:
         """Our replica-seconds over the best that hindsight finds, where we attain as much, or the objective."""
         other = self.best_tuned
@@ -98,6 +110,8 @@ class Summary:
     dominated_by_default: int
     dominated_by_tuned: int
     median_saved_to_default: float | None
+    median_oracle_saved: float | None  # to the same defaults
+    median_share_saved: float | None  # of what perfect foresight would save, where that is anything
     median_to_tuned: float | None
     median_to_oracle: float | None  # of the cells where we reach the objective
 
@@ -112,6 +126,8 @@ class Summary:
             dominated_by_default=sum(bool(v.dominated_by_default) for v in cells),
             dominated_by_tuned=sum(bool(v.dominated_by_tuned) for v in cells),
             median_saved_to_default=_median(v.saved_to_default for v in cells),
+            median_oracle_saved=_median(v.oracle_saved_to_default for v in cells),
+            median_share_saved=_median(v.share_saved for v in cells),
             median_to_tuned=_median(v.to_tuned for v in cells),
             median_to_oracle=_median(v.to_oracle for v in met),
         )
