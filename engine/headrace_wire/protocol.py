@@ -130,6 +130,21 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     evictions: dict[str, int] = {}  # blocks by reason: room, parent (unreachable without it), reset
 
 
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step takes on this engine, as fitted to its own steps, in seconds:
+
+    `fixed_s` + `sequence_s` x sequences that decode + `context_token_s` x tokens of context over all of them
+    + `prefill_token_s` x prompt tokens + `attended_token_s` x tokens that these attend to (P^2 / 2 for a prompt of P).
+    """
+
+    fixed_s: float = 0.0
+    sequence_s: float = 0.0
+    context_token_s: float = 0.0
+    prefill_token_s: float = 0.0
+    attended_token_s: float = 0.0
+    steps: int = 0  # since the start, that the fit has seen; those of the measurement at the start among them
+
+
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /headrace/v1/state`: what routing, conformance and scaling need to know of one engine."""
 
@@ -155,6 +170,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0  # since start
     startup_s: float = 0.0  # process start to ready
     cache: CacheState = CacheState()
+    step_times: StepTimes | None = None  # None: not yet known
 
 
 class RequestHints(msgspec.Struct, frozen=True, kw_only=True):

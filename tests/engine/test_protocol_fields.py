@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from headrace.testing.background import Background
 from headrace.testing.fake_engine import FakeEngine
+from headrace_wire.protocol import EngineState
 
 USER = [{"role": "user", "content": "hi"}]
 ROUTES = {
@@ -33,6 +35,14 @@ def speaking(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
 def post(client: httpx.Client, route: str, fields: dict[str, Any]) -> httpx.Response:
     path, body = ROUTES[route]
     return client.post(path, json={**body, **fields})
+
+
+def test_the_state_tells_what_steps_take(speaking: httpx.Client) -> None:
+    state = msgspec.json.decode(speaking.get("/headrace/v1/state").content, type=EngineState)
+    times = state.step_times
+    assert times is not None and times.steps >= 8 and state.prefill_rate > 0
+    assert all(0 <= part < 1 for part in msgspec.structs.astuple(times)[:-1])
+    assert times.prefill_token_s + times.attended_token_s > 0
 
 
 TAKEN: dict[str, tuple[str, dict[str, Any]]] = {

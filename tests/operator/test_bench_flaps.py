@@ -29,7 +29,8 @@ def _wanted(load: Floats) -> tuple[list[int], Fleets]:
     controller = production.Controller(0, production.policy_of(LANE, int(fleets.slots[0]), 1.0), H100)
     wanted = []
     while not fleets.done:
-        wanted.append(controller.decide(fleets.step(), COLD_S))
+        seen = fleets.step()
+        wanted.append(controller.decide(seen, fleets.served_tokens(), COLD_S))
         fleets.scale(np.array([float(wanted[-1])]))
     return wanted, fleets
 

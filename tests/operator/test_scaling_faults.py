@@ -136,6 +136,7 @@ def _world(name: str) -> Callable[[World, Any, Gauge], None]:
 
 INPUTS: dict[str, Callable[[World, Any, Gauge], None]] = {
     **{name: _set(name) for name in ("queued", "age", "in_flight", "good", "offered", "admitted", "queued_tokens")},
+    **{name: _set(name) for name in ("answered", "prompt_tokens", "output_tokens")},
     **{f"engine.{name}": _engine(name) for name in ("running", "waiting", "oldest_waiting_s", "age_s")},
     "uptime": _world("uptime"),
     "last_request": _world("last_request"),

@@ -192,5 +192,8 @@ def test_the_policy_is_read_from_the_objects() -> None:
     made = Policy.of(model, slo)
     assert (made.min_replicas, made.max_replicas, made.max_sequences) == (1, 3, 2)
     assert (made.down_after_s, made.to_zero_after_s) == (20.0, 120.0)
-    assert made.classes == (ClassPolicy(name="a", priority=5, max_queue_age_s=0.25, ttft_s=0.5, objective_percent=99),)
+    (read,) = made.classes
+    assert read == ClassPolicy(
+        name="a", priority=5, max_queue_age_s=0.25, ttft_s=0.5, objective_percent=99, tpot_s=0.05
+    )
     assert [c.name for c in Policy.of(model, None).classes] == ["default"]

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import uvicorn
+from msgspec.structs import asdict
 
 from headrace_engine.api.app import App
 from headrace_engine.api.client import MAILBOX_BYTES, CoreFailed, CoreLink, Target
@@ -24,6 +25,7 @@ from headrace_engine.api.parts import Parts, Threads
 from headrace_engine.config import EngineConfig
 from headrace_engine.core.messages import Failed, Ready
 from headrace_wire.chat import ChatTokenizer
+from headrace_wire.protocol import StepTimes
 
 log = logging.getLogger(__name__)
 
@@ -187,6 +189,8 @@ def _report(ready: Ready, seconds: float, listening: socket.socket) -> None:
             "full_length_sequences": tokens // max(1, model.max_tokens),
         },
     )
+    if ready.step_times is not None:
+        log.info("step times", extra={"measured": steps_in_words(ready.step_times), **asdict(ready.step_times)})
     host, port = listening.getsockname()[:2]
     log.info("serving", extra={"url": f"http://{host}:{port}/v1", "host": host, "port": port})
 
@@ -201,6 +205,14 @@ def arithmetic(ready: Ready) -> str:
         f"{tokens} tokens, {tokens // max(1, model.max_tokens)} sequences at the full {model.max_tokens}; a step needs "
         f"{_mib(memory.get('working_bytes', 0))} besides; the limit is {_mib(memory.get('limit_bytes', 0))}, of which "
         f"{_mib(memory.get('used_bytes', 0))} were in use when the pool was made"
+    )
+
+
+def steps_in_words(times: StepTimes) -> str:
+    """What a step takes, in a sentence."""
+    return (
+        f"a step takes {times.fixed_s * 1e3:.3g} ms, {times.sequence_s * 1e6:.3g} us for each sequence that decodes, "
+        f"{times.prefill_token_s * 1e6:.3g} us for each prompt token; by {times.steps} steps measured at the start"
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from headrace_engine.core.fit import Sums, fit
 from headrace_engine.core.plan import StepPlan
+from headrace_wire import protocol
 
 FORGET = 0.99  # weight of an observation after one more step of its kind
 LEAST_SECONDS = 1e-4  # a step is taken to last
@@ -81,6 +82,23 @@ class StepTimes:
     def known(self) -> bool:
         """Were enough steps seen, of both kinds?"""
         return self._decodes.count + self._prompts.count >= LEAST_STEPS and self._prompts.count > 1
+
+    @property
+    def told(self) -> protocol.StepTimes | None:
+        """For others, in seconds; None: not known."""
+        if not self.known:
+            return None
+        fixed, row, context, prompt, attended = (
+            value / scale for value, scale in zip(self._theta, _SCALES, strict=True)
+        )
+        return protocol.StepTimes(
+            fixed_s=fixed,
+            sequence_s=row,
+            context_token_s=context,
+            prefill_token_s=prompt,
+            attended_token_s=attended,
+            steps=self._decodes.count + self._prompts.count,
+        )
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """A step of this work took `seconds`."""

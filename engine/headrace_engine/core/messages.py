@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from headrace_wire.protocol import Abort, Delta, EngineState, KvGroup, ModelInfo, Submit
+from headrace_wire.protocol import Abort, Delta, EngineState, KvGroup, ModelInfo, StepTimes, Submit
 from headrace_wire.shape import ModelShape
 
 
@@ -29,6 +29,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     kv_groups: list[KvGroup]
     total_pages: int
     cache_root: str
+    step_times: StepTimes | None = None  # as measured at the start; None: there was no time for it
 
 
 class Deltas(msgspec.Struct, frozen=True, kw_only=True, tag="deltas"):

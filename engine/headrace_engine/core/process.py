@@ -19,6 +19,7 @@ from headrace_engine.core.budget import Pace
 from headrace_engine.core.failure import StartError
 from headrace_engine.core.link import Link
 from headrace_engine.core.loop import Loop
+from headrace_engine.core.measure import measure
 from headrace_engine.core.messages import Failed, Ready
 from headrace_engine.core.plan import Runner
 from headrace_engine.core.recorded import Recorded, recorded
@@ -76,6 +77,7 @@ def _serve(config: EngineConfig, link: Link) -> None:
     reporter = Reporter(Identity(model, kv, config.instance), pace.times)
     scheduler = Scheduler(limits, BlockPool(kv.pages), reporter.cache_root, pace)
     runner = _recorded(engine.runner, config.record_steps)
+    scheduler.forget(measure(engine.runner, limits, pace.times, time.monotonic))
     loop = Loop(scheduler, runner, link, reporter, time.monotonic)
     collector.settle()
     link.send(
@@ -86,6 +88,7 @@ def _serve(config: EngineConfig, link: Link) -> None:
             kv_groups=kv.groups,
             total_pages=kv.pages,
             cache_root=scheduler.cache_root,
+            step_times=pace.times.told,
         )
     )
     try:

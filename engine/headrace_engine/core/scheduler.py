@@ -130,6 +130,10 @@ class Scheduler:
         for seq in self.queued():
             seq.start_chain(cache_root)
 
+    def forget(self, rows: list[int]) -> None:
+        """Rows that the runner knows and that are not of here: the next plan drops them."""
+        self._drop += rows
+
     def queued(self) -> list[Sequence]:
         """All that hold no row: those that wait, and those that wait for another's prefill."""
         return [*self.waiting, *self._followers.all()]

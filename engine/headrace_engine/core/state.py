@@ -99,6 +99,7 @@ class Reporter:
             draining=scheduler.draining,
             preemptions=scheduler.preemptions,
             cache=cache_of(scheduler, self._identity.kv),
+            step_times=None if self._times is None else self._times.told,
         )
 
     def _prefill_rate(self, scheduler: Scheduler) -> float:

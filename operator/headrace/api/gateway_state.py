@@ -12,6 +12,30 @@ from headrace_wire.protocol import EngineState
 OUTCOMES = ("good", "late", "error", "shed", "cancelled", "quota")
 
 
+class Answered(msgspec.Struct, kw_only=True):
+    """Requests that were answered whole, good or late, and their tokens, since `started_at`."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of these, found in an engine's prefix cache
+    output_tokens: int = 0
+    attended_kilotokens: float = 0.0  # thousands of tokens that computed prompt tokens attend to: P^2 / 2 for P
+
+    def add(self, prompt: int, cached: int, output: int) -> None:
+        """One more, with its tokens."""
+        prompt, output = max(0, prompt), max(0, output)
+        cached = min(max(0, cached), prompt)
+        self.requests += 1
+        self.prompt_tokens += prompt
+        self.cached_tokens += cached
+        self.output_tokens += output
+        self.attended_kilotokens += (prompt * prompt - cached * cached) / 2000
+
+    def copy(self) -> Answered:
+        """As it is now."""
+        return msgspec.structs.replace(self)
+
+
 class ClassState(msgspec.Struct, frozen=True, kw_only=True):
     """One class of one model, as one gateway sees it."""
 
@@ -26,6 +50,7 @@ class ClassState(msgspec.Struct, frozen=True, kw_only=True):
     offered: int = 0  # requests that ended and count as offered, since `started_at`
     admitted: int = 0  # requests ever dispatched, since `started_at`
     offered_tokens: int = 0  # prompt + output tokens of offered requests, since `started_at`
+    answered: Answered = msgspec.field(default_factory=Answered)
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ class Demand:
     output: Floats  # tokens
     mix: Mix
     copies: int = 1
+    attended: Floats | None = None  # tokens that prompt tokens attend to; None: all prompts of a step are alike
 
     @property
     def steps(self) -> int:
@@ -52,6 +53,15 @@ class Demand:
         return np.concatenate(([0.0], np.cumsum(self.count)))
 
     @cached_property
+    def told(self) -> tuple[Floats, Floats, Floats]:
+        """Prompt tokens, output tokens, and tokens that prompt tokens attend to, that have arrived by each edge."""
+        attended = self.attended
+        if attended is None:
+            attended = self.prompt * self.prompt / np.maximum(self.count, 1e-9) / 2
+        sums = [np.concatenate(([0.0], np.cumsum(values))) for values in (self.prompt, self.output, attended)]
+        return sums[0], sums[1], sums[2]
+
+    @cached_property
     def worked(self) -> Floats:
         """Work that has arrived by each edge; strictly rising."""
         return np.concatenate(([0.0], np.cumsum(self.work + _EPSILON)))
@@ -68,11 +78,12 @@ def of_trace(trace: Trace, profile: Profile, dt: float = 1.0) -> Demand:
     steps = max(1, math.ceil(trace.duration_s / dt))
     index = np.minimum((trace.arrival_s / dt).astype(np.int64), steps - 1)
     work = profile.work_s(trace.prompt, trace.output)
-    count, worked, prompt, output = (
+    count, worked, prompt, output, attended = (
         np.asarray(np.bincount(index, weights, steps), dtype=np.float64)
-        for weights in (None, work, trace.prompt, trace.output)
+        for weights in (None, work, trace.prompt, trace.output, trace.prompt.astype(np.float64) ** 2 / 2)
     )
-    return Demand(trace.name, dt, count, worked, prompt, output, Mix.of(profile, trace.prompt, trace.output))
+    mix = Mix.of(profile, trace.prompt, trace.output)
+    return Demand(trace.name, dt, count, worked, prompt, output, mix, attended=attended)
 
 
 def of_series(series: Series, lengths: Lengths | Trace, profile: Profile, seed: int, dt: float = 5.0) -> Demand:
@@ -87,7 +98,8 @@ def of_series(series: Series, lengths: Lengths | Trace, profile: Profile, seed: 
     work_each = profile.work_s(lengths.prompt, lengths.output)
     noise = random.normal(0.0, 1.0, steps) * float(work_each.std()) * np.sqrt(count)
     work = np.maximum(count * mix.work_s + noise, 0.2 * count * mix.work_s)
-    return Demand(series.name, dt, count, work, count * mix.prompt, count * mix.output, mix)
+    attended = count * float((lengths.prompt.astype(np.float64) ** 2).mean() / 2)
+    return Demand(series.name, dt, count, work, count * mix.prompt, count * mix.output, mix, attended=attended)
 
 
 def copies_for(rate: float, mix: Mix) -> int:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from headrace.admission.deadline import StartDelays
 from headrace.admission.queue import FairQueue
 from headrace.admission.types import Blocked, ClassRule, Expired, Item, QueueLimits, Refusal
+from headrace.api.gateway_state import Answered
 from headrace.bench.profile import Profile
 from headrace.bench.replica import Replica
 from headrace.bench.request import Request, ServiceClass
@@ -41,6 +42,7 @@ class Counts:
     admitted: int = 0
     offered_tokens: int = 0
     in_flight: int = 0
+    answered: Answered = field(default_factory=Answered)
 
 
 class FastDesk:
@@ -242,18 +244,19 @@ class ExactDesk(FastDesk):
         )
 
     def _endpoint(self, replica: Replica, now: float) -> Endpoint:
-        state = report(replica, self.profile, self._ledger.held(str(replica.serial)))
+        state = report(replica, self.profile, self._ledger.held(str(replica.serial)), now)
         return Endpoint(str(replica.serial), "", replica.ready_at, report=state, reported_at=now)
 
     def _pages(self, request: Request) -> int:
         return predicted_pages(self._route(request, request.arrived))
 
 
-def report(replica: Replica, profile: Profile, held: Held) -> EngineState:
+def report(replica: Replica, profile: Profile, held: Held, now: float) -> EngineState:
     """What the engine says of itself."""
     total = profile.kv_tokens // profile.page_tokens
     used = min(total, -(-replica.held // profile.page_tokens))
-    waiting = sum(1 for request in replica.prefill if request.context <= request.cached)
+    since = [request.dispatched for request in replica.prefill if request.context <= request.cached]
+    waiting = len(since)
     return EngineState(
         instance=f"pod-{replica.serial}",
         model=info(profile, replica.slots),
@@ -263,9 +266,11 @@ def report(replica: Replica, profile: Profile, held: Held) -> EngineState:
         running=replica.running + len(replica.prefill) - waiting,
         waiting=waiting,
         queued_tokens=sum(request.left for request in replica.prefill),
+        oldest_waiting_s=now - min(since) if since else None,
         prefill_rate=1.0 / (profile.per_prefill_token_seconds or 1e-9),
         draining=replica.draining,
         preemptions=replica.preemptions,
+        step_times=profile.step_times,
     )
 
 

@@ -108,6 +108,7 @@ class Fleets:
         self.ready = self.current.copy()
         self._coming = np.zeros((count, int(self.cold.max()) + 2))  # ring by step: replicas that become ready
         self._position = np.zeros(count)
+        self._kept = np.zeros(count)  # position from which the last step served
         self._in_flight = np.zeros(count)
         self._residence = mix.output * profile.step_seconds + mix.prefill_s
         self.index = 0
@@ -130,7 +131,7 @@ class Fleets:
         begin, end = demand.times[self.index], demand.times[self.index + 1]
         edge = np.interp(np.maximum(begin - self.patience, 0.0), demand.times, demand.worked)
         counted = np.interp(self._position, demand.worked, demand.counted)
-        kept = np.maximum(self._position, edge)
+        kept = self._kept = np.maximum(self._position, edge)
         counted_kept = np.interp(kept, demand.worked, demand.counted)
         available = demand.worked[self.index + 1] - kept
         taken = np.minimum(available, self.ready * self.rho_cap * dt)
@@ -142,6 +143,13 @@ class Fleets:
         self._count(shed, served)
         self.index += 1
         return self._observe(end, rho, served, shed)
+
+    def served_tokens(self) -> tuple[Floats, Floats, Floats]:
+        """Of what was served in the last step, shape (lanes,) each: prompt tokens, output tokens, and tokens that
+        prompt tokens attend to."""
+        worked = self.demand.worked
+        found = [np.interp(self._position, worked, s) - np.interp(self._kept, worked, s) for s in self.demand.told]
+        return found[0], found[1], found[2]
 
     def _fly(self, served: Floats, rho: Floats) -> None:
         residence = self._residence / (1.0 - np.minimum(rho, 0.99))

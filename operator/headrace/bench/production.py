@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from headrace.bench.fluid import Fleets, Lane, Observed
 from headrace.bench.profile import Profile
+from headrace.bench.trace import Floats
 from headrace.scaling.decide import decide
 from headrace.scaling.types import (
     ClassPolicy,
@@ -21,6 +22,9 @@ from headrace.scaling.types import (
     Sample,
 )
 from headrace.scaling.window import Window
+
+Told = tuple[Floats, Floats, Floats]
+"""Prompt tokens, output tokens, and tokens that prompt tokens attend to, by lane."""
 
 EPOCH = 1_700_000_000.0  # unix seconds of time 0
 CLASS = "default"
@@ -43,6 +47,7 @@ def policy_of(lane: Lane, slots: int, dt: float) -> Policy:
                 max_queue_age_s=lane.slo.ttft_s / 2,
                 ttft_s=lane.slo.ttft_s,
                 objective_percent=round(lane.slo.objective * 100),
+                tpot_s=lane.slo.tpot_s,
             ),
         ),
     )
@@ -64,13 +69,15 @@ class Controller:
     _ended: float = 0.0
     _shed: float = 0.0
     _admitted: float = 0.0
-    _tokens: float = 0.0
+    _told: tuple[float, ...] = (0.0, 0.0, 0.0)  # prompt and output tokens served, and tokens attended to
 
     def __post_init__(self) -> None:
         self.window = Window(self.policy)
+        self._step_times = self.profile.step_times
 
-    def decide(self, seen: Observed, cold_start_s: float) -> int:
-        """The number of replicas wanted now."""
+    def decide(self, seen: Observed, told: Told, cold_start_s: float) -> int:
+        """The number of replicas wanted now. `told`: the tokens of what was served in the last step."""
+        self._told = tuple(a + float(b[self.lane]) for a, b in zip(self._told, told, strict=True))
         now = EPOCH + seen.now
         current = int(seen.current[self.lane])
         if self._current is not None and current != self._current:
@@ -98,14 +105,18 @@ class Controller:
         self._shed += shed
         self._ended += served + shed
         self._admitted += served
-        self._tokens += served * (seen.mean_prompt + seen.mean_output) + shed * seen.mean_prompt
+        prompt, output, attended = self._told
         counters = Counters(
             good=int(self._good),
             offered=int(self._ended),
             shed=int(self._shed),
             ended=int(self._ended),
             admitted=int(self._admitted),
-            offered_tokens=int(self._tokens),
+            offered_tokens=int(prompt + output),
+            answered=int(self._good),
+            prompt_tokens=int(prompt),
+            output_tokens=int(output),
+            attended_kilotokens=int(attended / 1000),
         )
         return Sample(
             at=now,
@@ -137,6 +148,8 @@ class Controller:
                 waiting=0,
                 total_pages=total,
                 free_pages=total - used,
+                page_tokens=self.profile.page_tokens,
+                step_times=self._step_times,
             )
             for i in range(ready)
         )
@@ -150,7 +163,7 @@ def run(fleets: Fleets) -> None:
     ]
     wanted = fleets.current.copy()
     while not fleets.done:
-        seen = fleets.step()
+        seen, told = fleets.step(), fleets.served_tokens()
         for controller, lane in zip(controllers, fleets.lanes, strict=True):
-            wanted[controller.lane] = controller.decide(seen, lane.cold_start_s)
+            wanted[controller.lane] = controller.decide(seen, told, lane.cold_start_s)
         fleets.scale(wanted)

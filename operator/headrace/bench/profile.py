@@ -4,10 +4,7 @@ A step with n decoding sequences that hold k tokens of KV, and with prompt piece
     step + sequence * n + kv * k + prefill * sum(p) + pair * sum(p * (2 x + p))          [seconds]
 so that a whole prompt of P tokens costs prefill * P + pair * P^2, however it is cut.
 
-Steady state. A replica that gets r requests/s, each of work w (below), spends the share rho = r w of its time on
-tokens; the rest pays the fixed part of steps. A step then takes T = step / (1 - rho), which is every sequence's time
-per output token. So a TPOT target bounds rho, and so do the slots and the KV pool through the number in flight, by
-Little's law.
+The steady state that follows is `headrace.scaling.profile`, which the operator uses, too.
 """
 
 from __future__ import annotations
@@ -20,9 +17,11 @@ import msgspec
 import numpy as np
 
 from headrace.bench.trace import Floats, Ints
+from headrace.scaling import profile as scaling
+from headrace_wire.protocol import StepTimes
 
 FOLDER = Path(__file__).parent / "profiles"
-TPOT_SHARE = 0.9  # of its target that a step may take at the load which counts as the capacity
+STEPS = 1000  # that an engine's fit is said to rest on
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -43,6 +42,18 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     prefill_stretch: float = 0.0  # beside sequences that decode, of what these alone take; 0: no such bound
     request_seconds: float = 0.0  # of a request outside the engine's steps, on the way there and back
     request_token_seconds: float = 0.0  # and for each of its prompt tokens
+
+    @property
+    def step_times(self) -> StepTimes:
+        """As an engine tells them in its state."""
+        return StepTimes(
+            fixed_s=self.step_seconds,
+            sequence_s=self.per_sequence_seconds,
+            context_token_s=self.per_kv_token_seconds,
+            prefill_token_s=self.per_prefill_token_seconds,
+            attended_token_s=2 * self.per_prefill_pair_seconds,
+            steps=STEPS,
+        )
 
     def prefill_s(self, prompt: Floats | Ints | float) -> Floats:
         """Seconds that prompts take on an engine of their own, the fixed part of steps apart."""
@@ -97,13 +108,11 @@ class Capacity:
     @classmethod
     def of(cls, profile: Profile, mix: Mix, tpot_s: float) -> Capacity:
         """The largest load at which a step takes at most 0.9 of the target and slots and KV suffice."""
-        rho = max(0.05, 1.0 - profile.step_seconds / (TPOT_SHARE * tpot_s))
+        mean = scaling.Mix(mix.prompt, mix.output, mix.work_s, mix.prefill_s)
+        limits = scaling.Limits(float(profile.max_sequences), float(profile.kv_tokens), tpot_s)
+        full = scaling.steady(profile.step_seconds, mean, limits)
         held = mix.prompt + mix.output / 2
-        residence = mix.output * profile.step_seconds + mix.prefill_s  # times 1 / (1 - rho)
-        for most in (profile.max_sequences, profile.kv_tokens / held):
-            rho = min(rho, most * mix.work_s / (most * mix.work_s + residence))
-        in_flight = rho / mix.work_s * residence / (1.0 - rho)
-        return cls(rho, max(1, round(in_flight)), profile.step_seconds / (1.0 - rho), in_flight * held)
+        return cls(full.rho, max(1, round(full.in_flight)), full.step_s, full.in_flight * held)
 
 
 def load(name: str) -> Profile:

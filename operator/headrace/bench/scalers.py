@@ -108,7 +108,7 @@ class Production:
                     address="",
                     age_s=0.0,
                     in_flight=replica.requests,
-                    state=report(replica, fleet.profile, Held(requests=replica.requests, pages=replica.pages)),
+                    state=report(replica, fleet.profile, Held(requests=replica.requests, pages=replica.pages), now),
                 )
                 for replica in serving
             ],
@@ -130,6 +130,7 @@ class Production:
             offered=counts.offered,
             admitted=counts.admitted,
             offered_tokens=counts.offered_tokens,
+            answered=counts.answered.copy(),
         )
 
 

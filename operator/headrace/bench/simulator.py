@@ -273,6 +273,8 @@ class Simulation:
             counts.offered += 1
             served = request.output if outcome in (Outcome.GOOD, Outcome.LATE) else request.generated
             counts.offered_tokens += request.prompt + served
+        if outcome in (Outcome.GOOD, Outcome.LATE):
+            counts.answered.add(request.prompt, request.cached, request.output)
 
     def _tick(self) -> None:
         fleet = self.fleet

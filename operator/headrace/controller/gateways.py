@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from headrace.api.gateway_state import EngineReport, GatewayState, ModelState
+from headrace.api.gateway_state import Answered, EngineReport, GatewayState, ModelState
 from headrace.cluster.watch import Watch
 from headrace.controller.shared import GatewayView
 
@@ -83,6 +83,7 @@ def _figures(state: GatewayState) -> Iterator[tuple[str, float | None]]:
         for c in model.classes:
             yield from _fields(c, ("queued", "queued_tokens", "oldest_age_s", "in_flight"))
             yield from _fields(c, ("offered", "admitted", "offered_tokens"))
+            yield from _fields(c.answered, Answered.__struct_fields__)
             yield from c.outcomes.items()
         for engine in model.engines:
             yield from _fields(engine, ("age_s", "in_flight"))

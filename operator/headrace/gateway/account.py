@@ -91,6 +91,9 @@ class Account:
         if outcome is not None:
             missed = outcome is Outcome.CANCELLED and missed_already(self._call.target.service, self._call.times, ended)
             self._book.end(outcome, self._tokens(), target_missed=missed)
+            if measured is not None:
+                charged = self.progress.charged
+                self._book.answered.add(charged.prompt_tokens, charged.cached, charged.completion_tokens)
         self._count(outcome, measured)
         if outcome is not None and isinstance(error, Exception) and not isinstance(error, (RequestError, ClientGone)):
             fields = {"engine_id": self._call.id, "namespace": self._call.model[0], "model": self._call.model[1]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from headrace.api.gateway_state import Answered
 from headrace.api.slo import ServiceClass
 
 
@@ -75,6 +76,7 @@ class ClassBook:
     offered_tokens: int = 0  # their prompt and output tokens
     admitted: int = 0  # requests ever dispatched
     in_flight: int = 0  # dispatched, not ended
+    answered: Answered = field(default_factory=Answered)
 
     def end(self, outcome: Outcome, tokens: int, *, target_missed: bool) -> None:
         """Count an ended request. `quota` is never offered, `cancelled` only if a target had already passed."""

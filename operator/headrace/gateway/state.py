@@ -95,6 +95,7 @@ class Reporter:
             offered=book.offered,
             admitted=book.admitted,
             offered_tokens=book.offered_tokens,
+            answered=book.answered.copy(),
         )
 
     def _engines(self, key: ObjectKey, desk: Desk | None, now: float) -> list[EngineReport]:

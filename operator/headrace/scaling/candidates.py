@@ -175,7 +175,9 @@ def down(context: Context) -> Candidate:
     if not known >= settle:
         return Candidate(DOWN, None, f"demand is known for {known:.0f} of {settle:.0f} s")
     if context.plant is not None:
-        return _down_by_forecast(context, fewer, context.plant.capacity)
+        forecast = _down_by_forecast(context, fewer, context.plant.capacity)
+        if context.capacity.learned or forecast.replicas is None:
+            return forecast
     peak = context.window.peak_demand(context.now - settle)
     serving = min(fewer, replicas.ready)
     slots = serving * policy.max_sequences
@@ -227,7 +229,7 @@ def _for_queue(context: Context, sample: Sample, queued: int) -> tuple[int, str]
     """
     slots, plant = context.policy.max_sequences, context.plant
     arrivals = context.arrivals[-round(_sustained_s(context) / BIN_S) :]
-    if plant is None or not arrivals:
+    if plant is None or not arrivals or not context.capacity.learned:
         load: float = queued + sample.in_flight
         if (context.replicas.cold_start_s or 0.0) > SHORT_COLD_S:
             load = min(load, context.window.mean_demand(context.now - SUSTAINED_S))

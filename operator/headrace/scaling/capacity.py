@@ -43,6 +43,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
     per_second: float | None
     detail: str
+    learned: bool = True  # from service; False: from the engines' step times
 
 
 def capacity(blocks: Sequence[Block], slots: int) -> Capacity:
@@ -68,6 +69,22 @@ def capacity(blocks: Sequence[Block], slots: int) -> Capacity:
     weight, seen = _saturated(used, busiest)
     rate = (FITTED_S * rate + weight * seen) / (FITTED_S + weight)
     return Capacity(rate, f"a replica takes {rate:.3g} requests/s with {full:.0f} slots in use")
+
+
+def anchored(profile: Capacity, blocks: Sequence[Block], why: str) -> Capacity:
+    """What the engines' step times say, where service does not tell yet (`why`): not less than what was served
+    already, and corrected by the times in which something waited."""
+    if profile.per_second is None:
+        return Capacity(None, f"{why}; {profile.detail}" if profile.detail else why)
+    used = [b for b in blocks if b.admitted > 0 and b.request_s > 0]
+    rate, detail = profile.per_second, profile.detail
+    if used:
+        served = max(b.admitted / b.replica_s for b in used)
+        weight, seen = _saturated(used, max(b.request_s / b.replica_s for b in used))
+        rate = max((FITTED_S * rate + weight * seen) / (FITTED_S + weight), served)
+    if rate != profile.per_second:
+        detail += f", {rate:.3g} with what was served"
+    return Capacity(rate, f"a replica takes {detail}; {why}", False)
 
 
 def _saturated(blocks: Sequence[Block], busiest: float) -> tuple[float, float]:

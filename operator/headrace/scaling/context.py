@@ -10,6 +10,7 @@ from functools import cached_property
 from headrace.scaling.budget import Spending, bad, price_after
 from headrace.scaling.capacity import Capacity
 from headrace.scaling.load import BIN_S
+from headrace.scaling.measured import by_step_times
 from headrace.scaling.rehearsal import Choice, Plant, choose
 from headrace.scaling.signals import Goodput, goodput, queue_ages
 from headrace.scaling.types import ClassPolicy, Memory, Policy, Replicas, Sample
@@ -62,8 +63,19 @@ class Context:
 
     @cached_property
     def capacity(self) -> Capacity:
-        """What one replica takes."""
-        return self.window.load.capacity(self.policy.max_sequences)
+        """What one replica takes: learned from service, before that by the engines' own step times."""
+        return self.window.load.capacity(self.policy.max_sequences, self.profile)
+
+    @cached_property
+    def profile(self) -> Capacity:
+        """What one replica takes by the engines' step times, within the strictest target of the classes that were
+        asked for of late."""
+        flow = self.window.flow(self.now - FLOW_S)
+        targets = [(c.name in flow, c.tpot_s) for c in self.policy.classes if c.tpot_s is not None]
+        asked = [tpot for seen, tpot in targets if seen] or [tpot for _, tpot in targets]
+        engines = self.sample.engines if self.sample is not None else ()
+        answers = self.window.load.answers
+        return by_step_times(engines, answers, self.policy.max_sequences, min(asked, default=None))
 
     @cached_property
     def arrivals(self) -> list[float]:

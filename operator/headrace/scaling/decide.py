@@ -266,6 +266,8 @@ def _inputs(context: Context) -> dict[str, int | float | str | None]:
         "capacityPerReplica": None if context.plant is None else context.plant.capacity,
         "latePrice": context.price,
     }
+    if context.plant is not None and context.profile.per_second is not None:
+        figures["capacityFrom"] = "service" if context.capacity.learned else "step times"
     if implausible(replicas, context.now) is None:
         figures["coldStartSeconds"] = replicas.cold_start_s
     for item in context.policy.classes:

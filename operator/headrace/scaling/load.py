@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headrace.scaling.capacity import Block, Capacity, capacity
+from headrace.scaling.capacity import Block, Capacity, anchored, capacity
+from headrace.scaling.profile import Answers
 from headrace.scaling.recall import Point, Recalled, recall
 
 BIN_S = 5.0
@@ -31,6 +32,7 @@ class LoadState(msgspec.Struct, frozen=True, kw_only=True):
     queued: int = 0  # requests that waited at the last sample
     carried: tuple[float, float] = (0.0, 0.0)  # that left the queue and that began, and are not yet counted
     known: tuple[int, float] | None = None  # slots, requests/s that a replica was last known to take
+    answers: Answers = Answers()
     recalled: tuple[float, ...] = ()  # requests/s of the bins before `first`, from a time series database
 
 
@@ -59,6 +61,7 @@ class Load:
         self._carried = state.carried
         self._known = state.known
         self._recalled = state.recalled
+        self.answers = state.answers  # the mix of requests
         self._learned: tuple[int, Capacity] | None = None  # slots, what the blocks say
 
     def add(self, seen: Seen) -> None:
@@ -106,8 +109,15 @@ class Load:
         more = min(len(self._recalled), BINS - len(fresh))
         return fresh if more <= 0 else [*self._recalled[-more:], *fresh]
 
-    def capacity(self, slots: int) -> Capacity:
-        """What a replica with so many slots takes; what was known last, where the last half hour does not show it."""
+    def capacity(self, slots: int, profile: Capacity | None = None) -> Capacity:
+        """What a replica with so many slots takes; what was known last, where the last half hour does not show it, and
+        what its engine's step times say, where it was never known."""
+        found = self._by_service(slots)
+        if found.per_second is None and profile is not None:
+            return anchored(profile, tuple(self._blocks), found.detail)
+        return found
+
+    def _by_service(self, slots: int) -> Capacity:
         if self._learned is None or self._learned[0] != slots:
             found = capacity(tuple(self._blocks), slots)
             if found.per_second is not None:
@@ -135,6 +145,7 @@ class Load:
             queued=self._queued,
             carried=self._carried,
             known=self._known,
+            answers=self.answers,
             recalled=self._recalled,
         )
 

@@ -210,6 +210,11 @@ def _counters(item: ClassState, check: _Check) -> Counters | None:
         ended=sum(outcomes.values()),
         admitted=check.count(f"{item.name}.admitted", item.admitted, MOST_COUNTED),
         offered_tokens=check.count(f"{item.name}.offeredTokens", item.offered_tokens, MOST_COUNTED),
+        answered=check.count(f"{item.name}.answered", item.answered.requests, MOST_COUNTED),
+        prompt_tokens=check.count(f"{item.name}.promptTokens", item.answered.prompt_tokens, MOST_COUNTED),
+        cached_tokens=check.count(f"{item.name}.cachedTokens", item.answered.cached_tokens, MOST_COUNTED),
+        output_tokens=check.count(f"{item.name}.outputTokens", item.answered.output_tokens, MOST_COUNTED),
+        attended_kilotokens=check.count(f"{item.name}.attended", item.answered.attended_kilotokens, MOST_COUNTED),
     )
     return read if len(check.faults) == before else None
 
@@ -236,4 +241,6 @@ def _engine(
         free_pages=check.count("free", state.free, MOST_COUNTED)
         + check.count("evictable", state.evictable, MOST_COUNTED),
         preemptions=check.count("preemptions", state.preemptions, MOST_COUNTED),
+        page_tokens=state.model.page_tokens,
+        step_times=state.step_times,
     )

@@ -11,6 +11,7 @@ import msgspec
 from headrace.api.model import Model
 from headrace.api.slo import BUILTIN_SLO, ServiceLevelObjective
 from headrace.scaling.rehearsal import FIRST_PRICE, Choice
+from headrace_wire.protocol import StepTimes
 
 ModelKey = tuple[str, str]
 """(namespace, name)."""
@@ -47,6 +48,7 @@ class ClassPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_age_s: float
     ttft_s: float
     objective_percent: int
+    tpot_s: float | None = None  # None: not told
 
 
 class Ordered(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +101,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
                     max_queue_age_s=c.max_queue_age_s,
                     ttft_s=c.ttft_s,
                     objective_percent=c.objective_percent,
+                    tpot_s=c.tpot_s,
                 )
                 for c in classes
             ),
@@ -154,6 +157,11 @@ class Counters(msgspec.Struct, frozen=True):
     ended: int = 0
     admitted: int = 0
     offered_tokens: int = 0
+    answered: int = 0  # good or late, and told with their tokens:
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompts', found in a prefix cache
+    output_tokens: int = 0
+    attended_kilotokens: int = 0  # thousands that computed prompt tokens attend to
 
 
 class ClassSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +195,8 @@ class EngineSample(msgspec.Struct, frozen=True, kw_only=True):
     total_pages: int = 0
     free_pages: int = 0  # free and evictable
     preemptions: int = 0
+    page_tokens: int = 0  # of one page; 0: not told
+    step_times: StepTimes | None = None  # as the engine tells them, whatever they are
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

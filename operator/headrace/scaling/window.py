@@ -15,6 +15,7 @@ from operator import add, sub
 import msgspec
 
 from headrace.scaling.load import Load, LoadState, Seen
+from headrace.scaling.profile import Answers
 from headrace.scaling.types import Counters, Fault, FaultKind, GatewaySample, Policy, Sample
 
 RECENT_S = 30.0
@@ -160,6 +161,10 @@ class Window:
         sample, flow = self._count(sample)
         admitted = float(sum(counters.admitted for counters in flow.values()))
         left = admitted + sum(counters.shed for counters in flow.values())
+        self.load.answers = self.load.answers.after(
+            Answers(c.answered, c.prompt_tokens, c.cached_tokens, c.output_tokens, 1000.0 * c.attended_kilotokens)
+            for c in flow.values()
+        )
         if sample.complete:
             engines = len(sample.engines)
             self.load.add(Seen(sample.at, left, admitted, engines, sample.in_flight, sample.queued))

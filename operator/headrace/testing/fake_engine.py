@@ -26,7 +26,7 @@ from headrace.testing.fake_scheduler import CACHE_ROOT, Scheduler, Sequence, Spe
 from headrace.testing.loopback import LoopbackServer, Request, Responder
 from headrace.testing.tiny_tokenizer import tiny_bundle
 from headrace_wire.chat import ChatTokenizer
-from headrace_wire.protocol import EngineState, KvGroup, ModelInfo, TokenizerBundle
+from headrace_wire.protocol import EngineState, KvGroup, ModelInfo, StepTimes, TokenizerBundle
 from headrace_wire.reasons import Reason, RequestError
 
 Answers = Mapping[str, str] | Callable[[str], str]
@@ -165,6 +165,9 @@ class FakeEngine:
             oldest_waiting_s=scheduler.oldest_waiting_s(now),
             prefill_rate=min(self.speed.prefill_tokens_per_s, 1e9),
             draining=self.draining,
+            step_times=StepTimes(
+                fixed_s=1 / self.speed.tokens_per_s, prefill_token_s=1 / self.speed.prefill_tokens_per_s, steps=8
+            ),
         )
 
     async def _handle(self, request: Request, responder: Responder) -> None:

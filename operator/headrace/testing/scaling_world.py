@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.api.gateway_state import ClassState, EngineReport, GatewayState, ModelState
+from headrace.api.gateway_state import Answered, ClassState, EngineReport, GatewayState, ModelState
 from headrace.scaling import Decision, Memory, Policy, Reason, Replicas, decide
 from headrace.scaling.samples import GatewayReport, merge
 from headrace.scaling.types import ClassPolicy
@@ -42,6 +42,9 @@ class Gauge:
     offered: Any = 0
     admitted: Any = 0
     queued_tokens: Any = 0
+    answered: Any = 0
+    prompt_tokens: Any = 0
+    output_tokens: Any = 0
 
 
 @dataclass
@@ -70,6 +73,7 @@ class World:
                 outcomes={"good": g.good},
                 offered=g.offered,
                 admitted=g.admitted,
+                answered=Answered(requests=g.answered, prompt_tokens=g.prompt_tokens, output_tokens=g.output_tokens),
             )
             for name, g in gauges.items()
         ]
