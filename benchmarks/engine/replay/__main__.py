@@ -5,7 +5,8 @@
 
 1. An engine is started on loopback, one thread, with `--record-steps`.
 2. It is calibrated: requests alone give the time outside of steps, closed loops of rising concurrency the step times.
-   A fifth of the steps is held out and gives the error of the fit.
+   A fifth of the steps is held out and gives the error of the fit. Half of this load comes after the replay, so that a
+   machine that others use too is on the mean the same in both.
 3. The trace is brought to a load (of what the calibrated engine could do at most) and replayed as streaming chats.
 4. The simulator's engine serves the same requests with that profile. Nothing of the replay is known to the profile.
 
@@ -57,8 +58,9 @@ class Outcome:
     profile: Profile
     load: float
     trace: Trace
+    events: float  # with text, per output token
     figures: list[compare.Figure]
-    steps: tuple[int, int]  # of the calibration, of the replay
+    steps: tuple[int, int, int]  # of the calibration, of the replay, recorded before the replay
     error_percent: float  # of the profile on the replay's steps
     idle: tuple[float, float]  # load averages of the machine before and after
 
@@ -90,27 +92,29 @@ def main() -> int:
 
 async def _measure(options: Options, target: Any, steps: Path) -> Outcome:
     before = os.getloadavg()[0]
-    driver = await Driver.of(target, steps, options.engine.model)
-    alone = await driver.alone(options.engine.context)
+    driver, slots = await Driver.of(target, steps, options.engine.model), options.engine.sequences
     lengths = workload.part(workload.CALIBRATION_AT_S, 1000.0, options.scale)
-    await driver.loaded(lengths, options.calibration_s)
-    seen = driver.recorded()
-    profile = campaign.profile_of(seen, alone, options.engine, STRETCH)
+    alone = await driver.alone(options.engine.context)
+    await driver.loaded(lengths, options.calibration_s / 2)
+    first = driver.recorded()
+    known = campaign.profile_of(first, alone, options.engine, STRETCH)
     whole = workload.part(workload.REPLAY_AT_S, options.seconds, options.scale)
-    chosen = workload.at_load(whole, profile, options.engine.sequences, options.load, 1)
-    print(
-        f"calibrated on {len(seen)} steps, replaying {len(chosen)} requests in {options.seconds:.0f} s", file=sys.stderr
-    )
+    chosen = workload.at_load(whole, known, slots, options.load, 1)
+    print(f"calibrated on {len(first)} steps, replaying {len(chosen)} requests", file=sys.stderr)
     trace, real = await driver.replay(chosen)
-    later = driver.recorded(len(seen))
-    simulated = lone.serve(trace, profile, options.engine.sequences)
+    replayed = driver.recorded()[len(first) :]
+    await driver.loaded(lengths, options.calibration_s / 2)
+    calibration = first + driver.recorded()[len(first) + len(replayed) :]
+    profile = campaign.profile_of(calibration, alone, options.engine, STRETCH)
+    simulated = lone.serve(trace, profile, slots)
     return Outcome(
         profile,
-        lone.load_of(trace, profile, options.engine.sequences),
+        lone.load_of(trace, profile, slots),
         trace,
+        (len(real.gaps) + len(real.ttft)) / float(trace.output.sum()),
         compare.figures(real, simulated),
-        (len(seen), len(later)),
-        calibrate.error_percent(later, profile),
+        (len(calibration), len(replayed), len(first)),
+        calibrate.error_percent(replayed, profile),
         (before, os.getloadavg()[0]),
     )
 
@@ -119,8 +123,10 @@ def _results(outcome: Outcome) -> dict[str, Any]:
     return {
         "requests": len(outcome.trace),
         "load": round(outcome.load, 3),
+        "eventsPerToken": round(outcome.events, 4),
         "calibrationSteps": outcome.steps[0],
         "replaySteps": outcome.steps[1],
+        "stepsBeforeReplay": outcome.steps[2],
         "heldOutErrorPercent": outcome.profile.residual_percent,
         "replayErrorPercent": round(outcome.error_percent, 1),
         "loadAverages": outcome.idle,
@@ -135,7 +141,8 @@ def _results(outcome: Outcome) -> dict[str, Any]:
 HEAD = """# The simulator's engine beside the real one
 
 `{model}`, {threads} thread(s), {sequences} sequences, {batch} tokens a step. {requests} requests in {seconds:.0f} s
-({trace}, lengths / {divisor:g}, median {prompt} + {output} tokens), load {load:.2f}.
+({trace}, lengths / {divisor:g}, median {prompt} + {output} tokens), load {load:.2f}. Events with text per token:
+{events:.3f}.
 Profile: fitted to {fitted} steps of another load, mean error {held:.1f} % on held-out ones, {error:.1f} % on the
 replay's {replayed}; outside of steps a request takes {constant:.2f} ms and {token:.2f} us a prompt token.
 The machine's load average was {before:.1f} before and {after:.1f} after.
@@ -157,6 +164,7 @@ def _report(options: Options, outcome: Outcome) -> str:
         divisor=options.scale.divisor,
         prompt=int(np.median(trace.prompt)),
         output=int(np.median(trace.output)),
+        events=outcome.events,
         load=outcome.load,
         fitted=outcome.steps[0],
         held=profile.residual_percent,

@@ -88,19 +88,33 @@ class Driver:
         """One request to its end. Raises ReplayError."""
         self._sent += 1
         message = workload.words(self.vocabulary, f"{seed} {self._sent}", words)
-        sample = await send(self.target, self.target.body(message, output), Sample())
+        sample = await send(self.target, self.body(message, output), Sample())
         if sample.error:
             raise ReplayError(sample.error)
         sample.text = ""
         return sample
 
+    def body(self, message: str, output: int) -> bytes:
+        """A streaming chat request whose answer has exactly `output` tokens, none of which ends it: such a token is no
+        text, so clients would not see it."""
+        fields = {
+            "model": self.target.model,
+            "messages": [{"role": "user", "content": message}],
+            "max_tokens": output,
+            "min_tokens": output,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return msgspec.json.encode(fields)
+
     def words_for(self, tokens: int) -> int:
         """Words of a prompt of about so many tokens."""
         return max(1, round((tokens - self.bare) / self.per_word))
 
-    def recorded(self, after: int = 0) -> list[Step]:
-        """The steps in the file but for the first `after`."""
-        return calibrate.read(self.steps)[after:]
+    def recorded(self) -> list[Step]:
+        """The steps so far."""
+        return calibrate.read(self.steps)
 
     async def alone(self, context: int) -> list[Alone]:
         """Requests that have the engine for themselves."""
