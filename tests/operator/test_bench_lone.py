@@ -121,6 +121,21 @@ def test_the_time_outside_of_steps_is_a_constant_and_a_part_of_each_token() -> N
         calibrate.overhead([], [])
 
 
+def test_the_stretch_is_what_steps_show_whose_prompt_goes_on() -> None:
+    def step(sequences: int, *pieces: tuple[int, int]) -> Step:
+        return Step(seconds=1.0, sequences=sequences, prefill=pieces)
+
+    going = [step(1, (220, 0)), step(1, (220, 220)), step(1, (100, 440)), step(1)]
+    assert calibrate.stretch(going, PLAIN) == pytest.approx(3.0)  # 11 ms and 22 ms of prompts; the last piece is a rest
+    for other in (
+        [step(0, (220, 0)), step(0, (220, 220))],  # without streams
+        [step(1, (511, 0)), step(1, (100, 511))],  # the batch is full
+        [step(1, (32, 0)), step(1, (32, 32))],  # the least there is
+        [step(1, (220, 0)), step(1, (220, 0))],  # another prompt
+    ):
+        assert calibrate.stretch(other, PLAIN) == 0.0
+
+
 def test_the_error_on_other_steps_is_told() -> None:
     steps = [Step(seconds=0.022, sequences=1), Step(seconds=0.011 * 0.9, sequences=1)]
     assert calibrate.error_percent(steps, PLAIN) == pytest.approx((50 + 100 / 9) / 2)

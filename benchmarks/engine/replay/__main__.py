@@ -11,7 +11,7 @@
 4. The simulator's engine serves the same requests with that profile. Nothing of the replay is known to the profile.
 
 It prints medians and 95th percentiles of both and ends with 1 where any differs by more than 15 %. DIR gets
-`report.md`, `results.json`, `profile.json` and the recorded steps: sizes and times, no text.
+`report.md`, `results.json`, `profile.json`, the requests and the recorded steps: sizes and times, no text.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ from benchmarks.engine.peers import servers
 from benchmarks.engine.replay import campaign, compare, workload
 from benchmarks.engine.replay.campaign import Driver, Engine, ReplayError
 
-from headrace.bench import calibrate, lone
+from headrace.bench import calibrate, lone, packed
 from headrace.bench.profile import Profile
 from headrace.bench.trace import Trace
-from headrace_engine.core.budget import STRETCH
 from headrace_engine.fetch.fetch import DEMO
 
 
@@ -82,6 +81,7 @@ def main() -> int:
             except (ReplayError, ValueError) as error:
                 print(f"replay: {error}", file=sys.stderr)
                 return 2
+    packed.save(outcome.trace, options.output / "replayed.npz")
     text = _report(options, outcome)
     (options.output / "report.md").write_text(text)
     (options.output / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(_results(outcome)), indent=1))
@@ -97,7 +97,7 @@ async def _measure(options: Options, target: Any, steps: Path) -> Outcome:
     alone = await driver.alone(options.engine.context)
     await driver.loaded(lengths, options.calibration_s / 2)
     first = driver.recorded()
-    known = campaign.profile_of(first, alone, options.engine, STRETCH)
+    known = campaign.profile_of(first, alone, options.engine)
     whole = workload.part(workload.REPLAY_AT_S, options.seconds, options.scale)
     chosen = workload.at_load(whole, known, slots, options.load, 1)
     print(f"calibrated on {len(first)} steps, replaying {len(chosen)} requests", file=sys.stderr)
@@ -105,7 +105,7 @@ async def _measure(options: Options, target: Any, steps: Path) -> Outcome:
     replayed = driver.recorded()[len(first) :]
     await driver.loaded(lengths, options.calibration_s / 2)
     calibration = first + driver.recorded()[len(first) + len(replayed) :]
-    profile = campaign.profile_of(calibration, alone, options.engine, STRETCH)
+    profile = campaign.profile_of(calibration, alone, options.engine)
     simulated = lone.serve(trace, profile, slots)
     return Outcome(
         profile,
@@ -144,7 +144,8 @@ HEAD = """# The simulator's engine beside the real one
 ({trace}, lengths / {divisor:g}, median {prompt} + {output} tokens), load {load:.2f}. Events with text per token:
 {events:.3f}.
 Profile: fitted to {fitted} steps of another load, mean error {held:.1f} % on held-out ones, {error:.1f} % on the
-replay's {replayed}; outside of steps a request takes {constant:.2f} ms and {token:.2f} us a prompt token.
+replay's {replayed}; outside of steps a request takes {constant:.2f} ms and {token:.2f} us a prompt token; prompts
+let steps last {stretch:.2f} times what the streams beside them take.
 The machine's load average was {before:.1f} before and {after:.1f} after.
 
 {table}
@@ -172,6 +173,7 @@ def _report(options: Options, outcome: Outcome) -> str:
         replayed=outcome.steps[1],
         constant=1e3 * profile.request_seconds,
         token=1e6 * profile.request_token_seconds,
+        stretch=profile.prefill_stretch,
         before=outcome.idle[0],
         after=outcome.idle[1],
         table=compare.table(outcome.figures),

@@ -162,8 +162,8 @@ def seen(samples: Sequence[Sample]) -> Seen:
     return Seen(np.array([s.ttft for s in samples]), np.array([gap for s in samples for gap in s.gaps]))
 
 
-def profile_of(steps: Sequence[Step], alone: Sequence[Alone], engine: Engine, stretch: float) -> Profile:
-    """A profile of the calibration alone. `stretch`: the engine's own bound on steps beside streams."""
+def profile_of(steps: Sequence[Step], alone: Sequence[Alone], engine: Engine) -> Profile:
+    """A profile of the calibration alone."""
     whole = calibrate.whole(steps)
     outside = [one.ttft - sum(whole[i].seconds for i in one.steps) for one in alone]
     constant, token = calibrate.overhead([one.prompt for one in alone], outside)
@@ -180,5 +180,8 @@ def profile_of(steps: Sequence[Step], alone: Sequence[Alone], engine: Engine, st
     )
     fitted = calibrate.fit(steps).profile(like)
     return msgspec.structs.replace(
-        fitted, request_seconds=constant, request_token_seconds=token, prefill_stretch=stretch
+        fitted,
+        request_seconds=constant,
+        request_token_seconds=token,
+        prefill_stretch=calibrate.stretch(steps, fitted),
     )

@@ -10,12 +10,14 @@ the fit (where there are enough of them) and gives the error that is reported.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from headrace.bench.profile import Profile
+from headrace.bench.replica import LEAST_PREFILL
 from headrace.bench.trace import Floats
 
 HELD_OUT = 5
@@ -118,6 +120,23 @@ def _coefficients(profile: Profile) -> tuple[float, ...]:
         profile.per_prefill_token_seconds,
         profile.per_prefill_pair_seconds,
     )
+
+
+def stretch(steps: Sequence[Step], profile: Profile) -> float:
+    """How much longer than their streams alone the engine lets steps with prompts last, by its own choice: the median
+    over those whose prompt goes on in the next step though the step had room for it. 0 where there are none."""
+    found = []
+    coefficients = np.array(_coefficients(profile))
+    for step, following in pairwise(steps):
+        tokens = sum(t for t, _ in step.prefill)
+        begun = {c for _, c in following.prefill}
+        goes_on = any(c + t in begun for t, c in step.prefill)
+        if not step.sequences or tokens <= LEAST_PREFILL or not goes_on:
+            continue
+        if tokens + step.sequences < profile.max_batch_tokens:
+            alone = msgspec.structs.replace(step, prefill=())
+            found.append(float(np.dot(step.features, coefficients) / np.dot(alone.features, coefficients)))
+    return float(np.median(found)) if found else 0.0
 
 
 def overhead(prompts: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
