@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.bench import autoscaling, days, demand, profile, report
-from headrace.bench.cells import slos
+from headrace.bench.cells import Grid, Row
 from headrace.bench.production import NAME
 from headrace.bench.profile import Capacity, Mix
 from headrace.bench.trace import Lengths, Series
@@ -50,33 +50,45 @@ def test_the_slower_engine_needs_the_usual_fleet_and_keeps_its_steps() -> None:
     assert after.rho == pytest.approx(before.rho, rel=0.02)  # the same share of a replica's time is work
 
 
+def _row(policy: str, cost: float, **more: object) -> Row:
+    return Row(
+        trace="hour", cold_start=30.0, slo="tight", policy=policy, attainment=0.97, goodput=1.0, replica_seconds=cost,
+        oracle_replica_seconds=1.0, actions_per_hour=1.0, recovery_seconds=0.0, **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+SERIES = [_row(NAME, 3.0), _row("hpa-in-flight", 2.0, tuned=True), _row("keda-waiting", 4.0, tuned=True)]
+
+
 def test_a_day_gives_rows_of_both_models_and_a_table() -> None:
-    rows = list(days.run(HOUR.first(0.34), LENGTHS, H100, (30.0,), 1))
+    rows = list(days.run(HOUR.first(0.34), LENGTHS, H100, SERIES, 1))
     fluid, discrete = ([r for r in rows if r.model == m] for m in (days.FLUID, days.DISCRETE))
-    assert len(fluid) == 2 * (1 + 2 * 7) and len(discrete) == 2 * 3 and len(rows) == len(fluid) + len(discrete)
-    assert {(r.policy, r.margin_seconds) for r in discrete if r.policy == NAME} == {(NAME, 0.0), (NAME, 0.25)}
-    keys = {(r.slo, r.policy, r.tuned) for r in fluid}
-    assert all((r.slo, r.policy, r.tuned) in keys for r in discrete)
-    engine = days.slower(H100, LENGTHS)
-    assert {r.slo for r in rows} == {
-        slo.name for slo in slos(demand.of_trace(days.thinned(HOUR, LENGTHS, H100, 1), engine))
+    assert len(rows) == len(fluid) + len(discrete)
+    assert {(r.policy, r.tuned) for r in fluid} == {(NAME, False), ("hpa-in-flight", False), ("hpa-in-flight", True)}
+    assert {(r.slo, r.policy, r.tuned, r.margin_seconds) for r in discrete} == {
+        (slo, policy, tuned, 0.0)
+        for slo in ("tight", "loose")
+        for policy, tuned in ((NAME, False), ("hpa-in-flight", True))
     }
-    table = report.days_table(rows)
-    assert table.count("\n| hour | 30 | ") == 6 and "5 requests/s" in table
+    by_key = {(r.slo, r.policy, r.tuned): r for r in fluid}
+    assert all(r.parameters == by_key[r.slo, r.policy, r.tuned].parameters for r in discrete)
+    table = report.days_table([*SERIES, *rows])
+    assert table.count("\n| hour | 30 | ") == 4 and "5 requests/s" in table
+    assert "| 0.9700 |" in next(line for line in table.splitlines() if f"| tight | {NAME} |" in line)
     assert report.days_table([r for r in rows if r.model == days.FLUID]) == ""
 
 
 def test_the_command_checks_a_series_by_its_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, tuple[float, ...]]] = []
+    asked: list[tuple[str, set[float]]] = []
 
-    def note(series: Series, lengths: object, engine: object, cold: list[float], seed: int) -> list[object]:
-        asked.append((series.name, tuple(cold)))
+    def note(series: Series, lengths: object, engine: object, rows: list[Row], seed: int) -> list[Row]:
+        asked.append((series.name, {row.cold_start for row in rows}))
         return []
 
     monkeypatch.setattr(autoscaling.days, "run", note)
     options = autoscaling.Options(
-        traces=("servegen_mm-image_rate_10min",), grid=autoscaling.Grid((30.0,), oracle=False, baselines=False),
-        fraction=0.02, check=True,
+        traces=("servegen_mm-image_rate_10min",), grid=Grid((30.0,), oracle=False, baselines=False), fraction=0.02,
+        check=True,
     )  # fmt: skip
     assert {row.model for row in autoscaling.run(options)} == {"fluid"}
-    assert asked == [("servegen_mm-image_rate_10min@0.02", (30.0,))]
+    assert asked == [("servegen_mm-image_rate_10min@0.02", {30.0})]

@@ -89,12 +89,11 @@ def test_every_token_comes_once_whatever_the_pace(requests: list[tuple[float, in
         assert (found.gaps >= PLAIN.step_seconds).all()
 
 
-def test_the_load_is_the_share_of_the_time_that_all_at_once_would_take() -> None:
+def test_the_engine_is_at_work_for_a_share_of_the_time() -> None:
     trace = _trace(*((float(i), 100, 10) for i in range(8)))
-    at_once = 0.01 + 8 * 0.01 - 0.01 * 3  # prompts of 800 tokens in two steps
-    assert 0.1 * at_once < lone.load_of(trace, PLAIN, 8) < 0.1
-    double = lone.load_of(_trace(*((float(i), 100, 10) for i in range(16))), PLAIN, 8)
-    assert double == pytest.approx(2 * lone.load_of(trace, PLAIN, 8), rel=0.2)
+    assert lone.busy_share(trace, PLAIN, 8) == pytest.approx(8 * (0.02 + 9 * 0.011) / 10)
+    behind = _trace(*((0.0, 500, 200) for _ in range(20)))
+    assert lone.busy_share(behind, PLAIN, 1) > 1.0
 
 
 def test_what_lies_between_steps_is_part_of_them() -> None:

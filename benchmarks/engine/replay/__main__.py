@@ -7,7 +7,7 @@
 2. It is calibrated: requests alone give the time outside of steps, closed loops of rising concurrency the step times.
    A fifth of the steps is held out and gives the error of the fit. Half of this load comes after the replay, so that a
    machine that others use too is on the mean the same in both.
-3. The trace is brought to a load (of what the calibrated engine could do at most) and replayed as streaming chats.
+3. The trace is brought to a load (a share of the time in which the engine is at work) and replayed as streaming chats.
 4. The simulator's engine serves the same requests with that profile. Nothing of the replay is known to the profile.
 
 It prints medians and 95th percentiles of both and ends with 1 where any differs by more than 15 %. DIR gets
@@ -55,7 +55,7 @@ class Outcome:
     """What came out."""
 
     profile: Profile
-    load: float
+    busy: float  # share of the time, simulated
     trace: Trace
     events: float  # with text, per output token
     figures: list[compare.Figure]
@@ -109,7 +109,7 @@ async def _measure(options: Options, target: Any, steps: Path) -> Outcome:
     simulated = lone.serve(trace, profile, slots)
     return Outcome(
         profile,
-        lone.load_of(trace, profile, slots),
+        simulated.busy_s / trace.duration_s,
         trace,
         (len(real.gaps) + len(real.ttft)) / float(trace.output.sum()),
         compare.figures(real, simulated),
@@ -122,7 +122,7 @@ async def _measure(options: Options, target: Any, steps: Path) -> Outcome:
 def _results(outcome: Outcome) -> dict[str, Any]:
     return {
         "requests": len(outcome.trace),
-        "load": round(outcome.load, 3),
+        "busyShare": round(outcome.busy, 3),
         "eventsPerToken": round(outcome.events, 4),
         "calibrationSteps": outcome.steps[0],
         "replaySteps": outcome.steps[1],
@@ -141,8 +141,8 @@ def _results(outcome: Outcome) -> dict[str, Any]:
 HEAD = """# The simulator's engine beside the real one
 
 `{model}`, {threads} thread(s), {sequences} sequences, {batch} tokens a step. {requests} requests in {seconds:.0f} s
-({trace}, lengths / {divisor:g}, median {prompt} + {output} tokens), load {load:.2f}. Events with text per token:
-{events:.3f}.
+({trace}, lengths / {divisor:g}, median {prompt} + {output} tokens), which keep the simulated engine at work for
+{busy:.0%} of the time. Events with text per token: {events:.3f}.
 Profile: fitted to {fitted} steps of another load, mean error {held:.1f} % on held-out ones, {error:.1f} % on the
 replay's {replayed}; outside of steps a request takes {constant:.2f} ms and {token:.2f} us a prompt token; prompts
 let steps last {stretch:.2f} times what the streams beside them take.
@@ -166,7 +166,7 @@ def _report(options: Options, outcome: Outcome) -> str:
         prompt=int(np.median(trace.prompt)),
         output=int(np.median(trace.output)),
         events=outcome.events,
-        load=outcome.load,
+        busy=outcome.busy,
         fitted=outcome.steps[0],
         held=profile.residual_percent,
         error=outcome.error_percent,
@@ -187,7 +187,7 @@ def _options() -> Options:
     add("--threads", type=int, default=1, help="of the engine, default %(default)s")
     add("--seconds", type=float, default=300.0, help="of the replay, default %(default)s")
     add("--calibration-seconds", type=float, default=60.0, help="of the load before it, default %(default)s")
-    add("--load", type=float, default=0.65, help="of what the engine could do, default %(default)s")
+    add("--load", type=float, default=0.65, help="share of the time at work, default %(default)s")
     add("--divisor", type=float, default=4.0, help="of the recorded lengths, default %(default)s")
     add("--output", type=Path, required=True, metavar="DIR")
     given = parser.parse_args()

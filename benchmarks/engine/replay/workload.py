@@ -6,7 +6,6 @@ it was recorded. The calibration's lengths come from another part of the trace, 
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from headrace.bench.trace import Trace
 TRACE = "azure_llm_2023_conv"
 REPLAY_AT_S, CALIBRATION_AT_S = 600.0, 2400.0  # where in the trace
 LEAST_OUTPUT = 2  # tokens: one gap
+ROUNDS = 8  # of the search for the load
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,18 @@ def part(at_s: float, seconds: float, scale: Scale) -> Trace:
 
 
 def at_load(trace: Trace, profile: Profile, slots: int, load: float, seed: int) -> Trace:
-    """Thinned to a load; where the whole trace is less, each request first becomes several, within a second."""
-    whole = lone.load_of(trace, profile, slots)
-    copies = math.ceil(load / whole)
-    return thin(multiply(trace, copies, seed), trace.rate * load / whole, seed + 1)
+    """As much of the trace as keeps the simulated engine busy for a share `load` of the time: each request is kept by
+    chance, or where the whole is too little, first becomes several within a second."""
+    copies = 1
+    while lone.busy_share(multiply(trace, copies, seed), profile, slots) < load:
+        copies *= 2
+    many = multiply(trace, copies, seed)
+    low, high = 0.0, 1.0
+    for _ in range(ROUNDS):
+        middle = (low + high) / 2
+        share = lone.busy_share(thin(many, many.rate * middle, seed + 1), profile, slots)
+        low, high = (middle, high) if share < load else (low, middle)
+    return thin(many, many.rate * high, seed + 1)
 
 
 def words(vocabulary: Sequence[str], seed: str, count: int) -> str:

@@ -83,7 +83,7 @@ def _checked(part: Trace | Series, lengths: Lengths | Trace, rows: Sequence[Row]
     """The winners by discrete events: of a trace itself, of a series one day of it."""
     engine = profile.load(options.profile)
     if isinstance(part, Series):
-        return list(days.run(part, lengths, engine, sorted({row.cold_start for row in rows}), options.seed))
+        return list(days.run(part, lengths, engine, rows, options.seed))
     trace, _ = demand.requests(part, lengths, engine, options.seed)
     return list(check.run(trace, engine, rows, options.seed))
 

@@ -67,6 +67,7 @@ class Grid:
     cold_starts: tuple[float, ...] = (30.0, 120.0, 300.0)
     oracle: bool = True
     baselines: bool = True
+    rules: tuple[str, ...] = ()  # of the other policies; none named: all of them
 
 
 def slos(demand: Demand) -> tuple[Slo, Slo]:
@@ -104,7 +105,7 @@ def run(demand: Demand, profile: Profile, grid: Grid, known: Sequence[Row] = ())
             row for rows in kept for row in rows
         ]
     if grid.baselines:
-        for rule in BASELINES:
+        for rule in (r for r in BASELINES if not grid.rules or r.name in grid.rules):
             tables.extend(_baseline(rule, demand, profile, (cells, lanes, frontiers)))
             progress.say(rule.name)
     oracles = [_oracle(fleets, i) if grid.oracle else 0.0 for i in range(len(cells))]

@@ -23,9 +23,18 @@ from headrace.bench.simulator import Scaler, Setup, Simulation
 from headrace.bench.trace import Trace
 from headrace.bench.verdict import verdicts
 
-MARGINS_S = (0.0, 0.25)  # of the gateway's deadline: as it is, and what the fluid supposes
-MOST_REQUESTS = 400_000  # of a trace: its first part that holds so many
 BIN_S = 10.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is run of a trace, and how."""
+
+    most: int = 400_000  # requests: its first part that holds so many
+    margins_s: tuple[float, ...] = (0.0, 0.25)  # of the gateway's deadline: as it is, and what the fluid supposes
+
+
+WHOLE = Part()
 
 
 @dataclass(frozen=True)
@@ -39,17 +48,18 @@ class Case:
     margin_s: float
 
 
-def run(trace: Trace, profile: Profile, rows: Sequence[Row], seed: int, most: int = MOST_REQUESTS) -> Iterator[Row]:
-    """Discrete rows for the cells of `rows` (which are of this trace), of its first part that holds `most` requests."""
-    part = trace.first(min(1.0, most / max(1, len(trace))))
+def run(trace: Trace, profile: Profile, rows: Sequence[Row], seed: int, how: Part = WHOLE) -> Iterator[Row]:
+    """Discrete rows for the cells of `rows` (which are of this trace): the controller's by each margin, the best
+    baseline's by the last one."""
+    part = trace.first(min(1.0, how.most / max(1, len(trace))))
     demand = demands.of_trace(part, profile)
     targets = {slo.name: slo for slo in slos(demands.of_trace(trace, profile))}
     for verdict in sorted(verdicts(rows), key=lambda v: v.key):
         cell = Cell(verdict.key[0], verdict.key[1], targets[verdict.key[2]])
         lane = lane_of(cell, demand, profile)
-        cases = [Case(cell, lane, production.NAME, {}, margin) for margin in MARGINS_S]
+        cases = [Case(cell, lane, production.NAME, {}, margin) for margin in how.margins_s]
         if verdict.best_tuned is not None:
-            cases.append(Case(cell, lane, verdict.best_tuned.policy, verdict.best_tuned.parameters, MARGINS_S[-1]))
+            cases.append(Case(cell, lane, verdict.best_tuned.policy, verdict.best_tuned.parameters, how.margins_s[-1]))
         for case in cases:
             yield _row(case, part, demand, (profile, seed, verdict.ours.oracle_replica_seconds))
 

@@ -92,7 +92,7 @@ def _tokens(trace: Trace, seen: _Watcher, busy: float, steps: int) -> Tokens:
     )
 
 
-def load_of(trace: Trace, profile: Profile, slots: int) -> float:
-    """The trace's load: how long the engine takes if all requests are there at once, over the trace's duration."""
-    at_once = Trace(trace.name, np.zeros(len(trace)), trace.prompt, trace.output, trace.duration_s, trace.blocks)
-    return serve(at_once, profile, slots).end_s / trace.duration_s
+def busy_share(trace: Trace, profile: Profile, slots: int) -> float:
+    """The share of the trace's duration in which the engine is at work. Work that is left at its end counts: above 1
+    the engine falls behind."""
+    return serve(trace, profile, slots).busy_s / trace.duration_s if len(trace) else 0.0

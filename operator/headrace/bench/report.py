@@ -167,11 +167,11 @@ def _checked(rows: Sequence[Row]) -> str:
 DAYS = """## One day of each series, checked by discrete events
 
 The first day, thinned by chance to {rate:g} requests/s on the mean, on engines that are as much slower per token that
-the mean demand is again that of {replicas:g} replicas. Both models replay the same requests: the fluid one every policy
-(which gives the best of hindsight on that day), discrete events the controller and that one. `series`: the fluid model
-at the full rate. `margin` as above.
+the mean demand is again that of {replicas:g} replicas. Both models replay the same requests: the controller, and the
+best setting for that day of the rule that hindsight found best on the series. `series`: the fluid model at the full
+rate, with the setting that was best there. The queue is production's as it is.
 
-| trace | cold start | SLO | policy | margin s | attainment | fluid | series | replicas, mean | fluid | actions/h |
+| trace | cold start | SLO | policy | attainment | fluid | series | replicas, mean | fluid | actions/h | parameters |
 |---|---|---|---|---|---|---|---|---|---|---|"""
 
 
@@ -185,13 +185,17 @@ def days_table(rows: Sequence[Row]) -> str:
         key = (row.trace, row.cold_start, row.slo, row.policy, row.tuned)
         fluid, series = found[days.FLUID, *key], found.get(("fluid", *key))
         lines.append(
-            f"| {row.trace} | {row.cold_start:g} | {row.slo} | {row.policy} | {row.margin_seconds:g} | "
+            f"| {row.trace} | {row.cold_start:g} | {row.slo} | {row.policy} | "
             f"{row.attainment:.4f} | {fluid.attainment:.4f} | {f'{series.attainment:.4f}' if series else '–'} | "
             f"{row.replica_seconds / days.DAY_S:.2f} | {fluid.replica_seconds / days.DAY_S:.2f} | "
-            f"{row.actions_per_hour:.1f} |"
+            f"{row.actions_per_hour:.1f} | {_settings(row)} |"
         )
     head = DAYS.format(rate=days.RATE, replicas=MEAN_REPLICAS)
     return "\n".join((head, *lines)) + "\n" if lines else ""
+
+
+def _settings(row: Row) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in row.parameters.items())
 
 
 def _details(rows: Sequence[Row]) -> str:
@@ -202,10 +206,9 @@ def _details(rows: Sequence[Row]) -> str:
     ]
     for row in sorted(rows, key=lambda r: (r.trace, r.cold_start, r.slo, r.tuned, r.policy)):
         oracle = row.replica_seconds / row.oracle_replica_seconds if row.oracle_replica_seconds else None
-        settings = ", ".join(f"{name} {value:g}" for name, value in row.parameters.items())
         lines.append(
             f"| {row.trace} | {row.cold_start:g} | {row.slo} | {row.policy} | {'yes' if row.tuned else ''} | "
             f"{row.attainment:.4f} | {_ratio(oracle)} | {row.actions_per_hour:.1f} | {row.recovery_seconds:.0f} | "
-            f"{settings} |"
+            f"{_settings(row)} |"
         )
     return "\n".join(lines) + "\n"
