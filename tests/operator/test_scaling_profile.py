@@ -97,10 +97,10 @@ def test_the_simulator_s_profiles_mean_the_same(
 
 
 def test_the_mix_forgets() -> None:
-    mix = Answers().after([Answers(100, 1e5, 0, 1000, 0)])
-    assert (mix.prompt / mix.requests, mix.after([])) == (1000, mix)
-    for _ in range(400):
-        mix = mix.after([Answers(25, 25 * 200, 0, 500, 0), Answers()])
+    mix = Answers().after([Answers(100, 1e5, 0, 1000, 0)], 1.0)
+    assert (mix.prompt / mix.requests, mix.after([], 3600.0)) == (1000, mix), "quiet makes nothing forgotten"
+    for _ in range(1200):
+        mix = mix.after([Answers(25, 25 * 200, 0, 500, 0), Answers()], 1.0)
     assert mix.prompt / mix.requests == pytest.approx(200, rel=0.05)
 
 
@@ -167,14 +167,20 @@ def block(rate: float, flying: float, waited: bool = False) -> Block:
 
 
 def test_service_corrects_step_times_before_it_can_replace_them() -> None:
-    told = Capacity(5.0, "5 requests/s by step times", False)
-    assert anchored(told, [], "why").per_second == 5.0
-    assert anchored(told, [block(2.0, 1.0)], "why").per_second == 5.0
-    assert anchored(told, [block(7.0, 3.0)], "why").per_second == pytest.approx(7.0), "so much it has served"
-    full = anchored(told, [block(2.0, 4.0, waited=True)] * 20, "why").per_second
-    assert full is not None and 3.5 < full < 4.5, "it took no more for ten minutes, with requests waiting"
-    unknown = anchored(Capacity(None, "no engine tells"), [], "too few")
-    assert unknown.per_second is None and unknown.detail == "too few; no engine tells"
+    told, unknown = Capacity(5.0, "5 requests/s by step times", False), Capacity(None, "too few")
+
+    def rate(blocks: list[Block], service: Capacity = unknown) -> float:
+        found = anchored(told, blocks, service)
+        assert found.per_second is not None and found.learned is (service.per_second is not None)
+        return found.per_second
+
+    assert rate([]) == rate([block(2.0, 1.0)]) == 5.0
+    assert rate([block(7.0, 3.0)]) == pytest.approx(7.0), "so much it has served"
+    assert 2.2 < rate([block(2.0, 4.0, waited=True)] * 20) < 2.9, "it took no more for ten minutes of waiting"
+    assert rate([], Capacity(2.0, "learned")) == 3.0, "never more than half as much again as service says"
+    assert rate([], Capacity(9.0, "learned")) == 6.0, "nor much less"
+    assert anchored(Capacity(None, "no times"), [], unknown) == Capacity(None, "too few; no times")
+    assert anchored(Capacity(None, "no times"), [], Capacity(2.0, "learned")) == Capacity(2.0, "learned")
 
 
 # ---- decisions ------------------------------------------------------------------------------------------------------
@@ -229,23 +235,24 @@ def test_an_engine_of_before_leaves_the_slots_to_decide() -> None:
     assert "capacityFrom" not in d.inputs
 
 
-def test_what_is_learned_takes_over() -> None:
-    """Four slots in use and 8 requests/s begun: service says 8, whatever the step times say."""
+def test_what_is_learned_takes_part() -> None:
+    """Four slots in use and 8 requests/s begun: so much a replica takes, whatever the step times say."""
     served = Served().run(100, 8, in_flight=4)
     d = served.world.decide(ready(1))
-    assert d.inputs["capacityFrom"] == "service"
+    assert d.inputs["capacityFrom"] == "step times and service"
     assert d.inputs["capacityPerReplica"] == pytest.approx(8.0, rel=0.05)
+    assert "8 with what was served; by service alone 8" in forecast(d)[1]
 
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("value", [*ODD.values(), 0.0], ids=[*ODD, "zero"])
 def test_no_lie_of_an_engine_scales_down_what_is_needed(part: str, value: float) -> None:
-    """Three replicas with nine requests in flight need three, whatever one's step times become."""
-    served = Served(engines=3).run(40, 9, in_flight=9)
+    """Three replicas under 13 requests/s need three, whatever one's step times become."""
+    served = Served(engines=3).run(40, 13, in_flight=10)
     served.world.engine["step_times"] = msgspec.structs.replace(TIMES, **{part: value})
     memory = Memory()
     for _ in range(120):
-        served.run(1, 9, in_flight=9)
+        served.run(1, 13, in_flight=10)
         d = served.world.decide(ready(3), memory)
         memory = d.memory
         assert d.replicas == 3, d.message

@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.scaling.signals import Goodput
 
-LEAST_PRICE, MOST_PRICE = 0.5, 300.0
+LEAST_PRICE, MOST_PRICE = 1.0, 300.0
 SPENT = 0.9  # of the requests that may be late, from where the price rises
 PACE_UP, PACE_DOWN = 2.0, 3.0  # growth of the price's logarithm with a usual minute's requests late, beyond those
 LEAST_OFFERED = 10  # requests that say something
@@ -35,13 +35,13 @@ def bad(seen: Goodput) -> int:
     return max(0, seen.offered - seen.good)
 
 
-def price_after(price: float, classes: Iterable[Spending], waited: bool) -> float:
+def price_after(price: float, classes: Iterable[Spending], waited: bool, spared: float = 0.0) -> float:
     """The price a minute later. `waited`: something had to wait; otherwise only what was shed is for want of
-    replicas."""
+    replicas. `spared`: requests of the minute that no way to size the fleet would have saved."""
     beyond = None
     for item in classes:
         usual = max(item.minutes.offered / max(item.minutes_count, 1e-9), LEAST_OFFERED)
-        missed = bad(item.minute) if waited else item.minute.shed
+        missed = max(0.0, (bad(item.minute) if waited else item.minute.shed) - spared)
         share = (missed - SPENT * item.late * item.minute.offered) / usual
         beyond = share if beyond is None else max(beyond, share)
     if beyond is None:

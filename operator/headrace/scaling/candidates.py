@@ -50,7 +50,7 @@ def expected(context: Context) -> Candidate:
                          else "no cold start was measured yet")  # fmt: skip
     if not arrivals:
         return Candidate(FORECAST, None, "no load was seen yet, or none since the last step down")
-    setting = context.choice.setting
+    setting = context.setting
     rate = expected_rate(arrivals, setting, plant.cold_start_s)
     wanted = replicas(rate, setting, plant.capacity)
     text = f"{rate:.3g} requests/s ({setting}); {each.detail}"
@@ -98,7 +98,8 @@ def queue_age(context: Context) -> Candidate:
     slots = context.policy.max_sequences
     text = f"waiting too long: {_ages(context, breached)}; {queued} queued and {sample.in_flight} in flight"
     foreseen = context.choice.late
-    if context.plant is not None and foreseen is not None and context.overspent is None:
+    planned = foreseen is not None and context.overspent is None and not _overloaded(context)
+    if context.plant is not None and planned:
         return Candidate(QUEUE_AGE, None, f"{text}; no more of late than may be, forecast foresaw {foreseen:.1%}")
     if context.replicas.ready <= 0:
         wanted = math.ceil(queued / (slots * COLD_ROUNDS))
@@ -189,8 +190,10 @@ def down(context: Context) -> Candidate:
 
 
 def _down_by_forecast(context: Context, fewer: int, capacity: float) -> Candidate:
-    """What is expected takes no more, and what there is at present fits into what would be left."""
-    wanted = expected(context)
+    """What is expected takes no more, and what there is at present fits into what would be left, also by service
+    alone: step times keep no promise that service has not seen."""
+    wanted, service = expected(context), context.capacity.service
+    capacity = capacity if service is None else min(capacity, service * context.memory.fill)
     recent = context.arrivals[-round(PRESENT_S / BIN_S) :]
     load = sum(recent) / max(1, len(recent))
     would = f"{show_count(fewer, 'replica')} would take {fewer * capacity:.3g}"
@@ -246,6 +249,14 @@ def _waiting(count: int) -> str:
 
 def _stuck(context: Context) -> str:
     return f"; beside {context.stuck} that did not start in two cold starts" if context.stuck else ""
+
+
+def _overloaded(context: Context) -> bool:
+    """More was asked for over a minute than all replicas take, those on their way included: no queue ends by itself."""
+    recent = context.arrivals[-round(PRESENT_S / BIN_S) :]
+    if context.plant is None or not recent:
+        return False
+    return sum(recent) / len(recent) > context.replicas.current * context.plant.capacity
 
 
 def _sustained_s(context: Context) -> float:

@@ -21,6 +21,9 @@ NEAR = 0.8  # of the busiest block: what was served then is served again
 RECENT = 20  # blocks that show how full a replica gets
 FITTED_S = 1000.0  # replica-seconds of saturation that weigh as much as the fit
 FULL = 0.6  # of the most requests in flight in a replica, on the mean over a block
+PROFILED_S = 300.0  # replica-seconds of saturation that weigh as much as an engine's step times
+LATELY = 10  # blocks of service which a replica takes at least
+FAR = 1.5  # times what was learned from service alone, that step times may differ from it
 SATURATED = 0.9  # of a block with something waiting: replicas took all they could
 
 
@@ -43,7 +46,8 @@ class Capacity(msgspec.Struct, frozen=True):
 
     per_second: float | None
     detail: str
-    learned: bool = True  # from service; False: from the engines' step times
+    learned: bool = True  # service has part in it; False: by the engines' step times alone
+    service: float | None = None  # requests/s by service alone, where step times have part in it
 
 
 def capacity(blocks: Sequence[Block], slots: int) -> Capacity:
@@ -71,20 +75,27 @@ def capacity(blocks: Sequence[Block], slots: int) -> Capacity:
     return Capacity(rate, f"a replica takes {rate:.3g} requests/s with {full:.0f} slots in use")
 
 
-def anchored(profile: Capacity, blocks: Sequence[Block], why: str) -> Capacity:
-    """What the engines' step times say, where service does not tell yet (`why`): not less than what was served
-    already, and corrected by the times in which something waited."""
-    if profile.per_second is None:
-        return Capacity(None, f"{why}; {profile.detail}" if profile.detail else why)
+def anchored(profile: Capacity, blocks: Sequence[Block], service: Capacity) -> Capacity:
+    """What the engines' step times say, corrected by service: by the times in which something waited, by what was
+    served of late, and by what was learned from service alone (`service`), from which it is never far."""
+    rate, alone = profile.per_second, service.per_second
+    if rate is None:
+        return service if alone is not None or not profile.detail else Capacity(
+            None, f"{service.detail}; {profile.detail}")  # fmt: skip
     used = [b for b in blocks if b.admitted > 0 and b.request_s > 0]
-    rate, detail = profile.per_second, profile.detail
     if used:
-        served = max(b.admitted / b.replica_s for b in used)
         weight, seen = _saturated(used, max(b.request_s / b.replica_s for b in used))
-        rate = max((FITTED_S * rate + weight * seen) / (FITTED_S + weight), served)
+        if weight > 0:  # seconds a request, so that a rate far too high weighs little
+            rate = (PROFILED_S + weight) / (PROFILED_S / rate + weight / seen)
+        lately = used[-LATELY:]
+        rate = max(rate, sum(b.admitted for b in lately) / sum(b.replica_s for b in lately))
+    if alone is not None:
+        rate = min(max(rate, alone / FAR), alone * FAR)
+    text = f"a replica takes {profile.detail}"
     if rate != profile.per_second:
-        detail += f", {rate:.3g} with what was served"
-    return Capacity(rate, f"a replica takes {detail}; {why}", False)
+        text += f", {rate:.3g} with what was served"
+    why = service.detail if alone is None else f"by service alone {alone:.3g}"
+    return Capacity(rate, f"{text}; {why}", alone is not None, alone)
 
 
 def _saturated(blocks: Sequence[Block], busiest: float) -> tuple[float, float]:
@@ -93,7 +104,7 @@ def _saturated(blocks: Sequence[Block], busiest: float) -> tuple[float, float]:
     weight = rate = 0.0
     fade = 1.0
     for block in reversed(blocks):
-        if block.full_request_s >= FULL * busiest * block.full_replica_s > 0:
+        if block.full_admitted > 0 and block.full_request_s >= FULL * busiest * block.full_replica_s > 0:
             weight, rate = weight + fade * block.full_replica_s, rate + fade * block.full_admitted
         fade *= FADE
     return weight, rate / weight if weight > 0 else 0.0

@@ -11,7 +11,7 @@ from headrace.scaling.budget import Spending, bad, price_after
 from headrace.scaling.capacity import Capacity
 from headrace.scaling.load import BIN_S
 from headrace.scaling.measured import by_step_times
-from headrace.scaling.rehearsal import Choice, Plant, choose
+from headrace.scaling.rehearsal import Choice, Plant, Setting, choose, first_setting, unavoidable
 from headrace.scaling.signals import Goodput, goodput, queue_ages
 from headrace.scaling.types import ClassPolicy, Memory, Policy, Replicas, Sample
 from headrace.scaling.window import FLOW_S, Window
@@ -112,7 +112,8 @@ class Context:
         if each is None or cold is None or not classes or implausible(self.replicas, self.now) is not None:
             return None
         late = 1 - max(c.objective_percent for c in classes) / 100
-        return Plant(each * self.memory.fill, cold, min(c.ttft_s for c in classes), late)
+        most = max(1, self.policy.max_replicas)
+        return Plant(each * self.memory.fill, cold, min(c.ttft_s for c in classes), late, most)
 
     @cached_property
     def overspent(self) -> str | None:
@@ -149,7 +150,21 @@ class Context:
             for c in self.policy.classes
             if minute[c.name].offered
         ]
-        return price_after(self.memory.price, spent, self.window.load.waited)
+        return price_after(self.memory.price, spent, self.window.load.waited, self._spared_last(CHOOSE_S))
+
+    @cached_property
+    def spared(self) -> list[float]:
+        """What no way to size the fleet would have saved, in replica-bins, by bin after the first cold start."""
+        return [] if self.plant is None else unavoidable(self.remembered, self.plant)
+
+    def _spared_last(self, span_s: float) -> float:
+        """Requests of the last seconds that nothing would have saved: all of them within the first cold start."""
+        bins = round(span_s / BIN_S)
+        if self.plant is None:
+            return 0.0
+        if len(self.spared) < bins:
+            return math.inf
+        return sum(self.spared[-bins:]) * self.plant.capacity * BIN_S
 
     @cached_property
     def choice(self) -> Choice:
@@ -157,7 +172,14 @@ class Context:
         present = self.memory.choice
         if self.plant is None or not self.chooses:
             return present
-        return choose(self.remembered, self.plant, present, self.price)
+        return choose(self.remembered, self.plant, present, self.price, self.spared)
+
+    @property
+    def setting(self) -> Setting:
+        """The way to forecast, also before there is one to choose."""
+        if self.choice.late is not None or self.plant is None:
+            return self.choice.setting
+        return first_setting(self.arrivals, self.plant)
 
     @property
     def settle_s(self) -> float:

@@ -267,7 +267,7 @@ def _inputs(context: Context) -> dict[str, int | float | str | None]:
         "latePrice": context.price,
     }
     if context.plant is not None and context.profile.per_second is not None:
-        figures["capacityFrom"] = "service" if context.capacity.learned else "step times"
+        figures["capacityFrom"] = "step times and service" if context.capacity.learned else "step times"
     if implausible(replicas, context.now) is None:
         figures["coldStartSeconds"] = replicas.cold_start_s
     for item in context.policy.classes:

@@ -110,12 +110,10 @@ class Load:
         return fresh if more <= 0 else [*self._recalled[-more:], *fresh]
 
     def capacity(self, slots: int, profile: Capacity | None = None) -> Capacity:
-        """What a replica with so many slots takes; what was known last, where the last half hour does not show it, and
-        what its engine's step times say, where it was never known."""
+        """What a replica with so many slots takes: by its engines' step times and what service says of them; without
+        those by service alone, as it was known last where the last half hour does not show it."""
         found = self._by_service(slots)
-        if found.per_second is None and profile is not None:
-            return anchored(profile, tuple(self._blocks), found.detail)
-        return found
+        return found if profile is None else anchored(profile, tuple(self._blocks), found)
 
     def _by_service(self, slots: int) -> Capacity:
         if self._learned is None or self._learned[0] != slots:

@@ -17,7 +17,7 @@ from headrace_wire.protocol import StepTimes
 
 TPOT_SHARE = 0.9  # of its target that a step may take at the load which counts as the capacity
 LEAST_RHO = 0.05
-HALF_MIX = 2000.0  # requests after which one counts half
+HALF_MIX_S = 600.0  # of answers, after which one counts half
 
 
 class Answers(msgspec.Struct, frozen=True):
@@ -29,12 +29,12 @@ class Answers(msgspec.Struct, frozen=True):
     output: float = 0.0
     attended: float = 0.0  # tokens that computed prompt tokens attend to
 
-    def after(self, more: Iterable[Answers]) -> Answers:
-        """With what was answered since."""
+    def after(self, more: Iterable[Answers], span_s: float) -> Answers:
+        """With what was answered in the last seconds. Time without answers makes none forgotten."""
         new = [msgspec.structs.astuple(m) for m in more if m.requests > 0]
         if not new:
             return self
-        keep = 0.5 ** (sum(m[0] for m in new) / HALF_MIX)
+        keep = 0.5 ** (span_s / HALF_MIX_S)
         return Answers(*(keep * a + sum(b) for a, *b in zip(msgspec.structs.astuple(self), *new, strict=True)))
 
 

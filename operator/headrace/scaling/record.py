@@ -168,7 +168,7 @@ def _show(value: object) -> str:
 def _entry(number: int, line: str) -> dict[str, Any]:
     try:
         entry = msgspec.json.decode(line)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"line {number} is not JSON: {error}") from error
     if not isinstance(entry, dict) or "kind" not in entry or "model" not in entry:
         raise RecordError(f"line {number} has no kind and model")

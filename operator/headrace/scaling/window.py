@@ -161,10 +161,12 @@ class Window:
         sample, flow = self._count(sample)
         admitted = float(sum(counters.admitted for counters in flow.values()))
         left = admitted + sum(counters.shed for counters in flow.values())
-        self.load.answers = self.load.answers.after(
+        answers = [
             Answers(c.answered, c.prompt_tokens, c.cached_tokens, c.output_tokens, 1000.0 * c.attended_kilotokens)
             for c in flow.values()
-        )
+        ]
+        span = 0.0 if self.latest is None else sample.at - self.latest.at
+        self.load.answers = self.load.answers.after(answers, min(span, self._hole_s))
         if sample.complete:
             engines = len(sample.engines)
             self.load.add(Seen(sample.at, left, admitted, engines, sample.in_flight, sample.queued))
