@@ -99,8 +99,11 @@ def test_no_way_is_rehearsed_with_more_than_there_may_be() -> None:
         pytest.param([*[0.0] * 100, *FLAT], 1.0, Setting(), id="steady since it began"),
         pytest.param(FLAT, 35.0, Setting(mean_s=30.0), id="a queue evens out half a minute"),
         pytest.param(FLAT, 900.0, Setting(mean_s=60.0), id="never more than a minute"),
-        pytest.param([80.0, 80.0, *[0.0] * 4], 1.0, Setting(headroom=1.7), id="a burst, three times the mean"),
-        pytest.param([80.0, 80.0, *[0.0] * 60], 1.0, Setting(headroom=HEADROOMS[-1]), id="a burst, then silence"),
+        pytest.param([80.0, 80.0, *[0.0] * 3, 20.0], 1.0, Setting(headroom=1.51), id="a burst, 2.7 times the mean"),
+        pytest.param(
+            [80.0, 80.0, *[0.0] * 60, 1.0], 1.0, Setting(headroom=HEADROOMS[-1]), id="a burst, and hardly more"
+        ),
+        pytest.param([*FLAT, *[0.0] * 60], 1.0, Setting(), id="steady, then nobody"),
     ],
 )
 def test_the_first_way(load: list[float], slack: float, setting: Setting) -> None:

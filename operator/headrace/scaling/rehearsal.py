@@ -78,10 +78,10 @@ def first_setting(arrivals: Sequence[float], plant: Plant) -> Setting:
     load bursts, as the largest burst is rarely among the first."""
     usual = Setting()
     mean_s = max((m for m, _ in FORECASTS if m <= max(usual.mean_s, plant.slack_s) and m <= MOST_MEAN_S))
-    begun = next((i for i, rate in enumerate(arrivals) if rate > 0), len(arrivals))
-    seen = arrivals[begun:]
-    if not seen:
+    asked = [i for i, rate in enumerate(arrivals) if rate > 0]
+    if not asked:
         return msgspec.structs.replace(usual, mean_s=mean_s)
+    seen = arrivals[asked[0] : asked[-1] + 1]
     burst = max(_means(seen, _bins(usual.mean_s))) / (sum(seen) / len(seen))
     headroom = min(HEADROOMS[-1], usual.headroom * max(1.0, burst / STEADY_BURST))
     return msgspec.structs.replace(usual, mean_s=mean_s, headroom=round(headroom, 2))
