@@ -12,7 +12,7 @@ from benchmarks.engine.replay.campaign import Alone, Engine
 from benchmarks.engine.replay.compare import Figure, Seen
 from benchmarks.engine.replay.workload import Scale
 
-from headrace.bench import lone
+from headrace.bench import calibrate, lone
 from headrace.bench.calibrate import Step
 from headrace.bench.lone import Tokens
 from headrace.bench.profile import Profile
@@ -47,6 +47,24 @@ def test_a_trace_is_brought_to_a_load(load: float) -> None:
     trace = workload.at_load(workload.part(600.0, 60.0, Scale()), PROFILE, 16, load, 1)
     assert lone.busy_share(trace, PROFILE, 16) == pytest.approx(load, rel=0.05)
     assert (np.diff(trace.arrival_s) >= 0).all()
+
+
+def test_pieces_are_the_trace_again_with_pauses_between() -> None:
+    trace = workload.part(600.0, 60.0, Scale())
+    parts = workload.pieces(trace, 4)
+    assert [part.duration_s for part in parts] == [15.0] * 4 and sum(len(part) for part in parts) == len(trace)
+    assert all((part.arrival_s >= 0).all() and (part.arrival_s < 15.0).all() for part in parts)
+    again = workload.in_turn(parts, 100.0)
+    assert again.duration_s == 4 * 115.0
+    assert again.prompt.tolist() == trace.prompt.tolist() and again.output.tolist() == trace.output.tolist()
+    shifted = trace.arrival_s + 100.0 * (trace.arrival_s // 15.0)
+    assert again.arrival_s == pytest.approx(shifted)
+
+
+def test_the_calibration_never_runs_out_of_lengths() -> None:
+    pairs = workload.lengths(Scale())
+    first = next(pairs)
+    assert sum(next(pairs) == first for _ in range(20_000)) >= 1 and min(first) > 0
 
 
 def test_figures_are_those_of_both_sides() -> None:
@@ -95,6 +113,7 @@ def test_a_profile_is_made_of_the_calibration_alone(tmp_path: Path) -> None:
     assert profile.per_prefill_token_seconds == pytest.approx(2e-4, rel=0.05)
     assert (profile.request_seconds, profile.prefill_stretch) == (pytest.approx(0.003), 0.0)
     assert profile.residual_percent < 1
+    assert len(profile.scatter) == calibrate.SHARES and profile.scatter[25] == pytest.approx(1.0, abs=0.05)
 
 
 def test_words_are_single_tokens_and_differ_by_seed() -> None:

@@ -135,6 +135,27 @@ def test_the_stretch_is_what_steps_show_whose_prompt_goes_on() -> None:
         assert calibrate.stretch(other, PLAIN) == 0.0
 
 
+def test_the_scatter_is_that_of_the_steps_about_the_fit() -> None:
+    steps = [Step(seconds=0.011 * r, sequences=1) for r in [*np.linspace(0.5, 1.5, 999).tolist(), 30.0]]
+    found = calibrate.scatter(steps, PLAIN)
+    assert (found[0], found[25]) == (pytest.approx(0.51, abs=0.01), pytest.approx(1.01, abs=0.01))
+    assert list(found) == sorted(found) and len(found) == calibrate.SHARES
+    mean = float(np.mean([s.seconds for s in steps])) / 0.011  # rare long steps count in full
+    assert float(np.mean(found)) == pytest.approx(mean, rel=1e-3)
+
+
+def test_scattered_steps_have_that_scatter_and_the_same_tokens() -> None:
+    trace = _trace(*((float(i), 200, 200) for i in range(10)))
+    scattered = msgspec.structs.replace(PACED, scatter=tuple(np.linspace(0.5, 1.5, 41).tolist()))
+    exact, found = lone.serve(trace, PACED, 8), lone.serve(trace, scattered, 8)
+    assert len(found.gaps) == len(exact.gaps)
+    assert float(found.gaps.mean()) == pytest.approx(float(exact.gaps.mean()), rel=0.1)
+    alone = lone.serve(_trace((0.0, 10, 4000)), scattered, 8).gaps / 0.011
+    assert np.quantile(alone, [0.05, 0.5, 0.95]) == pytest.approx([0.55, 1.0, 1.45], abs=0.03)
+    assert lone.serve(trace, scattered, 8).gaps.tolist() == found.gaps.tolist()
+    assert lone.serve(trace, scattered, 8, seed=2).gaps.tolist() != found.gaps.tolist()
+
+
 def test_the_error_on_other_steps_is_told() -> None:
     steps = [Step(seconds=0.022, sequences=1), Step(seconds=0.011 * 0.9, sequences=1)]
     assert calibrate.error_percent(steps, PLAIN) == pytest.approx((50 + 100 / 9) / 2)

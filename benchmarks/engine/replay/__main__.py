@@ -5,9 +5,10 @@
 
 1. An engine is started on loopback, one thread, with `--record-steps`.
 2. It is calibrated: requests alone give the time outside of steps, closed loops of rising concurrency the step times.
-   A fifth of the steps is held out and gives the error of the fit. Half of this load comes after the replay, so that a
-   machine that others use too is on the mean the same in both.
+   A fifth of the steps is held out and gives the error of the fit.
 3. The trace is brought to a load (a share of the time in which the engine is at work) and replayed as streaming chats.
+   It is replayed in ten pieces with some of the calibration's load after each: so a machine that others use, too, is on
+   the mean the same for both.
 4. The simulator's engine serves the same requests with that profile. Nothing of the replay is known to the profile.
 
 It prints medians and 95th percentiles of both and ends with 1 where any differs by more than 15 %. DIR gets
@@ -29,6 +30,7 @@ import msgspec
 import numpy as np
 import uvloop
 from benchmarks.engine.peers import servers
+from benchmarks.engine.peers.client import Sample
 from benchmarks.engine.replay import campaign, compare, workload
 from benchmarks.engine.replay.campaign import Driver, Engine, ReplayError
 
@@ -36,6 +38,9 @@ from headrace.bench import calibrate, lone, packed
 from headrace.bench.profile import Profile
 from headrace.bench.trace import Trace
 from headrace_engine.fetch.fetch import DEMO
+
+PIECES = 10  # of the replay
+PAUSE_S = 60.0  # between them, simulated: all requests have ended by then, as they have in the real replay
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ class Outcome:
     trace: Trace
     events: float  # with text, per output token
     figures: list[compare.Figure]
-    steps: tuple[int, int, int]  # of the calibration, of the replay, recorded before the replay
+    steps: tuple[list[calibrate.Step], list[calibrate.Step]]  # of the calibration, of the replay
     error_percent: float  # of the profile on the replay's steps
     idle: tuple[float, float]  # load averages of the machine before and after
 
@@ -82,6 +87,8 @@ def main() -> int:
                 print(f"replay: {error}", file=sys.stderr)
                 return 2
     packed.save(outcome.trace, options.output / "replayed.npz")
+    for name, recorded in zip(("calibration.jsonl", "replay.jsonl"), outcome.steps, strict=True):
+        (options.output / name).write_bytes(msgspec.json.Encoder().encode_lines(recorded))
     text = _report(options, outcome)
     (options.output / "report.md").write_text(text)
     (options.output / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(_results(outcome)), indent=1))
@@ -91,29 +98,37 @@ def main() -> int:
 
 
 async def _measure(options: Options, target: Any, steps: Path) -> Outcome:
-    before = os.getloadavg()[0]
-    driver, slots = await Driver.of(target, steps, options.engine.model), options.engine.sequences
-    lengths = workload.part(workload.CALIBRATION_AT_S, 1000.0, options.scale)
+    before, slots = os.getloadavg()[0], options.engine.sequences
+    driver = await Driver.of(target, steps, options.engine.model)
+    pairs = workload.lengths(options.scale)
     alone = await driver.alone(options.engine.context)
-    await driver.loaded(lengths, options.calibration_s / 2)
-    first = driver.recorded()
-    known = campaign.profile_of(first, alone, options.engine)
+    each = options.calibration_s / (PIECES + 1)
+    await driver.loaded(pairs, each)
+    calibration = driver.recorded()
+    known = campaign.profile_of(calibration, alone, options.engine)
     whole = workload.part(workload.REPLAY_AT_S, options.seconds, options.scale)
     chosen = workload.at_load(whole, known, slots, options.load, 1)
-    print(f"calibrated on {len(first)} steps, replaying {len(chosen)} requests", file=sys.stderr)
-    trace, real = await driver.replay(chosen)
-    replayed = driver.recorded()[len(first) :]
-    await driver.loaded(lengths, options.calibration_s / 2)
-    calibration = first + driver.recorded()[len(first) + len(replayed) :]
+    print(f"calibrated on {len(calibration)} steps, replaying {len(chosen)} requests", file=sys.stderr)
+    traces, samples, replayed = [], list[Sample](), list[calibrate.Step]()
+    for piece in workload.pieces(chosen, PIECES):
+        known_steps = len(driver.recorded())
+        answers = await driver.replay(piece)
+        traces.append(campaign.counted(piece, answers))
+        samples += answers
+        replayed += driver.recorded()[known_steps:]
+        known_steps = len(driver.recorded())
+        await driver.loaded(pairs, each)
+        calibration += driver.recorded()[known_steps:]
     profile = campaign.profile_of(calibration, alone, options.engine)
-    simulated = lone.serve(trace, profile, slots)
+    trace = workload.in_turn(traces, PAUSE_S)
+    real, simulated = campaign.seen(samples), lone.serve(trace, profile, slots)
     return Outcome(
         profile,
-        simulated.busy_s / trace.duration_s,
+        simulated.busy_s / options.seconds,
         trace,
         (len(real.gaps) + len(real.ttft)) / float(trace.output.sum()),
         compare.figures(real, simulated),
-        (len(calibration), len(replayed), len(first)),
+        (calibration, replayed),
         calibrate.error_percent(replayed, profile),
         (before, os.getloadavg()[0]),
     )
@@ -124,9 +139,8 @@ def _results(outcome: Outcome) -> dict[str, Any]:
         "requests": len(outcome.trace),
         "busyShare": round(outcome.busy, 3),
         "eventsPerToken": round(outcome.events, 4),
-        "calibrationSteps": outcome.steps[0],
-        "replaySteps": outcome.steps[1],
-        "stepsBeforeReplay": outcome.steps[2],
+        "calibrationSteps": len(outcome.steps[0]),
+        "replaySteps": len(outcome.steps[1]),
         "heldOutErrorPercent": outcome.profile.residual_percent,
         "replayErrorPercent": round(outcome.error_percent, 1),
         "loadAverages": outcome.idle,
@@ -145,7 +159,8 @@ HEAD = """# The simulator's engine beside the real one
 {busy:.0%} of the time. Events with text per token: {events:.3f}.
 Profile: fitted to {fitted} steps of another load, mean error {held:.1f} % on held-out ones, {error:.1f} % on the
 replay's {replayed}; outside of steps a request takes {constant:.2f} ms and {token:.2f} us a prompt token; prompts
-let steps last {stretch:.2f} times what the streams beside them take.
+let steps last {stretch:.2f} times what the streams beside them take; nine steps of ten take {low:.2f} to {high:.2f}
+of the fit.
 The machine's load average was {before:.1f} before and {after:.1f} after.
 
 {table}
@@ -160,20 +175,22 @@ def _report(options: Options, outcome: Outcome) -> str:
         sequences=engine.sequences,
         batch=engine.batch_tokens,
         requests=len(trace),
-        seconds=trace.duration_s,
+        seconds=options.seconds,
         trace=workload.TRACE,
         divisor=options.scale.divisor,
         prompt=int(np.median(trace.prompt)),
         output=int(np.median(trace.output)),
         events=outcome.events,
         busy=outcome.busy,
-        fitted=outcome.steps[0],
+        fitted=len(outcome.steps[0]),
         held=profile.residual_percent,
         error=outcome.error_percent,
-        replayed=outcome.steps[1],
+        replayed=len(outcome.steps[1]),
         constant=1e3 * profile.request_seconds,
         token=1e6 * profile.request_token_seconds,
         stretch=profile.prefill_stretch,
+        low=profile.scatter[round(0.05 * (len(profile.scatter) - 1))],
+        high=profile.scatter[round(0.95 * (len(profile.scatter) - 1))],
         before=outcome.idle[0],
         after=outcome.idle[1],
         table=compare.table(outcome.figures),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -125,9 +125,11 @@ class Driver:
             found.append(Alone(sample.prompt_tokens, sample.ttft, range(before, len(self.recorded()))))
         return found
 
-    async def loaded(self, lengths: Trace, seconds: float) -> None:
-        """The calibration's load: closed loops of rising concurrency, `seconds` together."""
-        pairs = zip(lengths.prompt.tolist(), lengths.output.tolist(), strict=True)
+    async def loaded(self, pairs: Iterator[tuple[int, int]], seconds: float) -> None:
+        """The calibration's load: closed loops of rising concurrency, `seconds` together.
+
+        `pairs`: tokens of prompts and answers.
+        """
         for concurrency in CONCURRENCIES:
             until = time.perf_counter() + seconds / len(CONCURRENCIES)
 
@@ -138,16 +140,15 @@ class Driver:
 
             await asyncio.gather(*(worker() for _ in range(concurrency)))
 
-    async def replay(self, trace: Trace) -> tuple[Trace, Seen]:
-        """Each request at its time. The trace with the prompt lengths that the engine counted, and what clients saw."""
+    async def replay(self, trace: Trace) -> list[Sample]:
+        """Each request at its time, until all have ended."""
         began = time.perf_counter()
 
         async def one(index: int) -> Sample:
             await asyncio.sleep(max(0.0, began + float(trace.arrival_s[index]) - time.perf_counter()))
             return await self.ask("replay", self.words_for(int(trace.prompt[index])), int(trace.output[index]))
 
-        samples = await asyncio.gather(*(one(i) for i in range(len(trace))))
-        return counted(trace, samples), seen(samples)
+        return await asyncio.gather(*(one(i) for i in range(len(trace))))
 
 
 def counted(trace: Trace, samples: Sequence[Sample]) -> Trace:
@@ -184,4 +185,5 @@ def profile_of(steps: Sequence[Step], alone: Sequence[Alone], engine: Engine) ->
         request_seconds=constant,
         request_token_seconds=token,
         prefill_stretch=calibrate.stretch(steps, fitted),
+        scatter=calibrate.scatter(steps, fitted),
     )

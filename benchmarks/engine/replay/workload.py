@@ -7,8 +7,9 @@ it was recorded. The calibration's lengths come from another part of the trace, 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 import numpy as np
 
@@ -50,6 +51,12 @@ def part(at_s: float, seconds: float, scale: Scale) -> Trace:
     )
 
 
+def lengths(scale: Scale) -> Iterator[tuple[int, int]]:
+    """Tokens of prompts and answers for the calibration, without an end."""
+    other = part(CALIBRATION_AT_S, 1000.0, scale)
+    return cycle(zip(other.prompt.tolist(), other.output.tolist(), strict=True))
+
+
 def at_load(trace: Trace, profile: Profile, slots: int, load: float, seed: int) -> Trace:
     """As much of the trace as keeps the simulated engine busy for a share `load` of the time: each request is kept by
     chance, or where the whole is too little, first becomes several within a second."""
@@ -63,6 +70,29 @@ def at_load(trace: Trace, profile: Profile, slots: int, load: float, seed: int) 
         share = lone.busy_share(thin(many, many.rate * middle, seed + 1), profile, slots)
         low, high = (middle, high) if share < load else (low, middle)
     return thin(many, many.rate * high, seed + 1)
+
+
+def pieces(trace: Trace, count: int) -> list[Trace]:
+    """So many parts of equal length, each from time 0 on."""
+    length = trace.duration_s / count
+    found = []
+    for k in range(count):
+        inside = np.flatnonzero((trace.arrival_s >= k * length) & (trace.arrival_s < (k + 1) * length)).astype(np.int64)
+        part = trace.take(inside)
+        found.append(replace(part, arrival_s=part.arrival_s - k * length, duration_s=length))
+    return found
+
+
+def in_turn(parts: Sequence[Trace], pause_s: float) -> Trace:
+    """The parts one after the other, with a pause after each."""
+    starts = np.cumsum([0.0, *(part.duration_s + pause_s for part in parts)])
+    return Trace(
+        parts[0].name,
+        np.concatenate([part.arrival_s + at for part, at in zip(parts, starts, strict=False)]),
+        np.concatenate([part.prompt for part in parts]),
+        np.concatenate([part.output for part in parts]),
+        float(starts[-1]),
+    )
 
 
 def words(vocabulary: Sequence[str], seed: str, count: int) -> str:

@@ -21,6 +21,7 @@ from headrace.bench.replica import LEAST_PREFILL
 from headrace.bench.trace import Floats
 
 HELD_OUT = 5
+SHARES = 50  # into which steps are parted by how much longer they take than the fit gives
 ROUNDS = 3  # in which the weights settle
 ENOUGH = 20  # records from where some are held out
 
@@ -137,6 +138,16 @@ def stretch(steps: Sequence[Step], profile: Profile) -> float:
             alone = msgspec.structs.replace(step, prefill=())
             found.append(float(np.dot(step.features, coefficients) / np.dot(alone.features, coefficients)))
     return float(np.median(found)) if found else 0.0
+
+
+def scatter(steps: Sequence[Step], profile: Profile) -> tuple[float, ...]:
+    """Steps' times over those that the profile gives, rising: the means of equal shares of the steps, so that the mean
+    of these is that of all."""
+    judged = [step for step in whole(steps) if step.seconds > 0]
+    ratios = np.array([s.seconds for s in judged]) / (
+        np.array([s.features for s in judged]) @ np.array(_coefficients(profile))
+    )
+    return tuple(round(float(part.mean()), 4) for part in np.array_split(np.sort(ratios), SHARES) if len(part))
 
 
 def overhead(prompts: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:

@@ -1,12 +1,14 @@
 """One engine without a gateway: every token of every request of a trace, at its time. To be set beside a real replay.
 
 A request reaches the engine `request_seconds` and `request_token_seconds` a prompt token after it was sent (the
-profile's constants: HTTP, tokenising, the way back). Beyond `slots` requests wait in order of arrival.
+profile's constants: HTTP, tokenising, the way back). Beyond `slots` requests wait in order of arrival. Steps take what
+the profile's formula gives, times a draw from its `scatter` where it has any.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -46,12 +48,35 @@ class _Watcher:
         self.left += 1
 
 
-def serve(trace: Trace, profile: Profile, slots: int) -> Tokens:
+class _Scattered(Replica):
+    """Takes steps one by one, each as much longer or shorter as the profile's scatter says."""
+
+    __slots__ = ("_random", "_ratios")
+
+    def __init__(self, profile: Profile, slots: int, cached: bool, seed: int):
+        super().__init__(1, profile, 0.0, slots, cached)
+        self._ratios = profile.scatter
+        self._random = random.Random(seed)
+
+    def _plan(self, now: float) -> None:
+        super()._plan(now)
+        if self.due == math.inf:
+            return
+        took = self.due - now
+        if self._run > 1:
+            self._run, took = 1, self._took(1)
+        self.due = now + took * self._random.choice(self._ratios)
+
+
+def serve(trace: Trace, profile: Profile, slots: int, seed: int = 1) -> Tokens:
     """Raises ValueError if the KV pool is too small for what runs together: this is not simulated to the token."""
     late = profile.request_seconds + profile.request_token_seconds * trace.prompt
     order = np.argsort(trace.arrival_s + late, kind="stable").tolist()
     due = (trace.arrival_s + late).tolist()
-    replica, seen, queue = Replica(1, profile, 0.0, slots, trace.blocks is not None), _Watcher(), deque[int]()
+    cached, seen, queue = trace.blocks is not None, _Watcher(), deque[int]()
+    replica = (
+        Replica(1, profile, 0.0, slots, cached) if not profile.scatter else _Scattered(profile, slots, cached, seed)
+    )
     busy = now = 0.0
     inside = at = 0
     while seen.left < len(trace):

@@ -42,6 +42,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     prefill_stretch: float = 0.0  # beside sequences that decode, of what these alone take; 0: no such bound
     request_seconds: float = 0.0  # of a request outside the engine's steps, on the way there and back
     request_token_seconds: float = 0.0  # and for each of its prompt tokens
+    scatter: tuple[
+        float, ...
+    ] = ()  # ratios of steps' times to these, of equal shares of the steps; none: all are exact
 
     @property
     def step_times(self) -> StepTimes:
