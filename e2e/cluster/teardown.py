@@ -47,8 +47,8 @@ def down(plan: Plan, layout: Layout) -> None:
 
 
 def purge(layout: Layout) -> None:
-    """Remove what `down` keeps: the image store. Never deletes through a mount."""
-    if not mounts_below(layout.home):
+    """Remove what `down` keeps: the image store. Never deletes through a mount; what is not there is no matter."""
+    if layout.home.exists() and not mounts_below(layout.home):
         shutil.rmtree(layout.home)
 
 

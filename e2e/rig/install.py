@@ -121,6 +121,7 @@ def install(kube: Kube, release: str, namespaces: list[str], images: Images, val
     """Both charts into the namespace `release`, watching `namespaces`; again: an upgrade."""
     for namespace in (release, *namespaces):
         make_namespace(kube, namespace)
+    forget_unfinished(kube, release)
     install_definitions(kube, release)
     merged = {
         "namespaces": namespaces,
@@ -132,6 +133,15 @@ def install(kube: Kube, release: str, namespaces: list[str], images: Images, val
         kube.run_helm(*command, "--wait", "--timeout", "180s", stdin=json.dumps(merged))
     except CommandFailed as error:
         raise CommandFailed(f"{error}\n{last_words(kube, release)}") from error
+
+
+def forget_unfinished(kube: Kube, release: str) -> None:
+    """Helm refuses to touch a release whose last helm was killed: drop its note of that one, and nothing else."""
+    states = "pending-install,pending-upgrade,pending-rollback"
+    selector = f"owner=helm,name in (headrace,headrace-crds),status in ({states})"
+    told = kube.run("delete", "secret", "-n", release, "-l", selector, "-o", "name").split()
+    if dropped := [name for name in told if name.startswith("secret/")]:
+        print(f"   a helm that was killed in the middle left {', '.join(dropped)}: dropped, and installed anew")
 
 
 def last_words(kube: Kube, namespace: str) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import logging
+import math
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +93,24 @@ def _bounded(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
+def _seconds(text: str) -> float:
+    """An argparse type: a time that is finite and not negative."""
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from error
+    if not 0.0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 on")
+    return value
+
+
+def _file(text: str) -> str:
+    """An argparse type: a path that names something."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty: name a file, or leave the flag out")
+    return text
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     raw = argparse.RawDescriptionHelpFormatter
@@ -127,9 +148,9 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     add("--max-sequences", type=_bounded(1, 4096), default=16, metavar="N", help="requests at a time (%(default)s)")
     add("--max-batch-tokens", type=tokens, default=512, metavar="TOKENS", help="tokens in one step (%(default)s)")
     add("--threads", type=_bounded(0, 1024), default=0, metavar="N", help="of the model (default: the CPUs allowed)")
-    add("--record-steps", metavar="FILE", default="", help="write the size and the time of each step, never any text")
+    add("--record-steps", type=_file, metavar="FILE", help="write the size and the time of each step, never any text")
     add = serve.add_argument_group("leaving").add_argument
-    add("--drain-seconds", type=float, default=30.0, metavar="S", help="for running requests after SIGTERM (30)")
+    add("--drain-seconds", type=_seconds, default=30.0, metavar="S", help="for running requests after SIGTERM (30)")
     serve.set_defaults(run=run_serve)
 
 
@@ -163,14 +184,13 @@ def run_serve(args: argparse.Namespace) -> int:
         return _failed(StartError("ConfigInvalid", config.contradiction))
     try:
         valid = validate(folder)
-        settings = Settings(args.host, args.port, max(0.0, args.drain_seconds), defaults=read_defaults(folder))
+        settings = Settings(args.host, args.port, args.drain_seconds, defaults=read_defaults(folder))
         listening = listen(settings)
     except StartError as error:
         return _failed(error)
     except OSError as error:
-        return _failed(
-            StartError("AddressInvalid", f"{args.host}:{args.port}: {error.strerror}; choose another --port")
-        )
+        told = f"{args.host}:{args.port}: {error.strerror}; choose another {_at_fault(error)}"
+        return _failed(StartError("AddressInvalid", told))
     _report_threads(config)
     engine = Engine(config, settings, valid.tokenizer, run)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -184,11 +204,19 @@ def run_serve(args: argparse.Namespace) -> int:
     return ended.code
 
 
+def _at_fault(error: OSError) -> str:
+    """The flag that a failed `listen` asks to be changed."""
+    taken = error.errno in (errno.EADDRINUSE, errno.EACCES, errno.EPERM)
+    return "--port" if taken and not isinstance(error, socket.gaierror) else "--host"
+
+
 def _folder(path: str) -> Path:
     """The folder to serve. Raises StartError for a URI that names none."""
     from headrace_engine.fetch.fetch import DEMO
     from headrace_engine.fetch.sources import Builtin, parse
 
+    if not path:
+        raise StartError("SourceInvalid", f"PATH is empty: serve takes a folder or {BUILTIN}")
     if "://" not in path:
         return Path(path)
     if not isinstance(parse(path), Builtin):
@@ -209,7 +237,7 @@ def _config(args: argparse.Namespace, folder: Path, name: str) -> EngineConfig:
         memory_percent=args.memory_percent,
         threads=args.threads,
         instance=args.instance,
-        record_steps=args.record_steps,
+        record_steps=args.record_steps or "",
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import clean, toolchain
+from cluster import clean, teardown, toolchain
 from cluster.addresses import Plan
 from cluster.paths import Layout
 from cluster.record import Record
@@ -29,3 +29,12 @@ def test_only_what_nobody_needs_is_dropped(tmp_path: Path, monkeypatch: pytest.M
     assert running.exists()
     assert (tmp_path / "images" / "storage").exists()
     assert all(path.exists() for path in mine)
+
+
+def test_an_instance_is_purged_once_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    layout = Layout.of("demo")
+    (layout.home / "containers").mkdir(parents=True)
+    teardown.purge(layout)
+    assert not layout.home.exists()
+    teardown.purge(layout)

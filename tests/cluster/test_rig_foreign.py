@@ -150,7 +150,7 @@ def kube(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv("KUBECONFIG", str(config))
     yield foreign.connect(config)
     api.kubectl("delete", "crd", *install.DEFINITIONS, "--ignore-not-found")
-    api.kubectl("delete", "namespace", "mine", "theirs", "rel-a", "rel-b", "--ignore-not-found")
+    api.kubectl("delete", "namespace", "mine", "theirs", "rel-a", "rel-b", "rel-c", "--ignore-not-found")
 
 
 def namespaces(kube: Kube) -> set[str]:
@@ -214,6 +214,22 @@ def test_definitions_that_were_there_are_used_and_stay(by: str, kube: Kube, caps
     assert f"the CustomResourceDefinitions of {owner} are there and are used as they are" in capsys.readouterr().out
     assert "none was brought" in install.drop_definitions(kube)
     assert definitions(kube) == set(install.DEFINITIONS)
+
+
+@pytest.mark.apiserver
+def test_helm_that_was_killed_in_the_middle_is_no_obstacle(kube: Kube, capsys: pytest.CaptureFixture[str]) -> None:
+    install.make_namespace(kube, "rel-c")
+    install.install_definitions(kube, "rel-c")
+    note = "sh.helm.release.v1.headrace-crds.v"
+    kept = json.loads(kube.run("get", "secret", f"{note}1", "-n", "rel-c", "-o", "json"))
+    labels = {**kept["metadata"]["labels"], "status": "pending-upgrade", "version": "2"}
+    begun = {**kept, "metadata": {"name": f"{note}2", "namespace": "rel-c", "labels": labels}}
+    kube.apply(begun, namespace="rel-c")
+    install.forget_unfinished(kube, "rel-c")
+    assert f"a helm that was killed in the middle left secret/{note}2" in capsys.readouterr().out
+    assert kube.run("get", "secret", "-n", "rel-c", "-o", "name").split() == [f"secret/{note}1"]
+    install.forget_unfinished(kube, "rel-c")
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.apiserver

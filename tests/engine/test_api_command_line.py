@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from headrace_engine.main import parse_bytes, parser
+from headrace_engine.main import main, parse_bytes, parser
 from headrace_engine.version import version
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +40,10 @@ REFUSED = {
     "percent": ["serve", "x", "--memory-percent", "101"],
     "size": ["serve", "x", "--kv-cache-bytes", "lots"],
     "no-target": ["fetch", "builtin://demo"],
+    "drain-nan": ["serve", "x", "--drain-seconds", "nan"],
+    "drain-negative": ["serve", "x", "--drain-seconds", "-5"],
+    "drain-word": ["serve", "x", "--drain-seconds", "long"],
+    "no-record": ["serve", "x", "--record-steps", ""],
 }
 
 
@@ -106,3 +112,29 @@ def test_what_cannot_be_served_says_what_to_write_instead(
     arguments = parser().parse_args(["serve", path])
     assert arguments.run(arguments) == 1
     assert said in json.loads((tmp_path / "log").read_text())["message"]
+
+
+UNSERVABLE = {
+    "no-path": (["serve", ""], "PATH is empty"),
+    "no-such-host": (["serve", "builtin://demo", "--host", "999.1.1.1"], "choose another --host"),
+    "not-our-host": (["serve", "builtin://demo", "--host", "192.0.2.1", "--port", "0"], "choose another --host"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), UNSERVABLE.values(), ids=UNSERVABLE)
+def test_what_cannot_be_served_names_the_argument(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["headrace-engine", *arguments])
+    assert main() == 1
+    said = capfd.readouterr()
+    assert words in said.out + said.err
+
+
+def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        monkeypatch.setattr(sys, "argv", ["headrace-engine", "serve", "builtin://demo", "--port", port])
+        assert main() == 1
+    said = capfd.readouterr()
+    assert f"127.0.0.1:{port}: Address already in use; choose another --port" in said.out + said.err

@@ -173,6 +173,11 @@ def test_the_command_says_what_is_wrong(
     assert why in capsys.readouterr().err
 
 
+def test_a_folder_that_cannot_be_is_told_before_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "autoscaling", "--output", "/dev/null"]) == 2
+    assert capsys.readouterr().err == "headrace: --output /dev/null: File exists\n"
+
+
 def test_traces_are_found_by_name_or_path(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n")

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.api.conditions import ConditionType
 from headrace.cli.explain import absence, register
-from headrace.cli.main import UsageError
+from headrace.cli.main import UsageError, main
 from headrace.cluster.errors import api_error
 from headrace.scaling import Policy
 from headrace.scaling.outlook import outlook
@@ -138,6 +138,25 @@ def test_it_tells_state_memory_service_level_decisions_and_what_would_change_the
     assert " - " in next(line for line in text.splitlines() if line.strip().startswith("goodput"))
 
 
+def test_another_writer_of_the_number_is_named_in_place_of_the_rules(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    told = {"type": "ScalingActive", "status": "False", "reason": "Conflict", "message": "hpa owns .spec.replicas"}
+    status = {**MODEL["status"], "conditions": [told]}
+    (tmp_path / "m.json").write_text(json.dumps({**MODEL, "status": status}))
+    text = explain(capsys, "demo", "-n", "team-a", "--file", str(tmp_path / "m.json"))
+    assert "mode Auto: the autoscaler does not act while another writer sets the number, between 1 and 2" in text
+    assert "only the other writer, until it lets go: hpa owns .spec.replicas" in text
+    assert "up: " not in text and "the autoscaler acts" not in text
+
+
+def test_schedules_under_the_mode_off_are_said_not_to_hold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    scaling = {"mode": "Off", "override": {"replicas": 2, "until": "2027-06-01T18:00:00Z"}}
+    (tmp_path / "m.json").write_text(json.dumps({**MODEL, "spec": {**MODEL["spec"], "scaling": scaling}}))
+    text = explain(capsys, "demo", "-n", "team-a", "--file", str(tmp_path / "m.json"))
+    assert "schedules and an override hold under the modes Auto and Advise alone" in text
+
+
 def test_it_reads_standard_input_and_a_single_object(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +211,14 @@ def test_bad_files_are_one_sentence(
     path.write_text(content)
     with pytest.raises(UsageError, match=message):
         explain(capsys, *argv, "--file", str(path))
+
+
+@pytest.mark.parametrize("kind", ["model", "tenant"])
+def test_an_empty_name_is_refused(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["explain", kind, ""])
+    assert caught.value.code == 2
+    assert "argument NAME: is empty" in capsys.readouterr().err
 
 
 def test_a_missing_file_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -46,3 +46,24 @@ def test_broken_pipe_that_is_not_the_output_is_told(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("headrace.cli.key.run", lost)
     with pytest.raises(BrokenPipeError, match="a socket"):
         main(["key", "new", "--name", "x"])
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(
+    ("redirection", "status", "said"),
+    [
+        pytest.param(">/dev/full", 74, "headrace: the output cannot be written: No space left on device\n", id="full"),
+        pytest.param(">&-", 0, "", id="closed"),
+    ],
+)
+def test_output_that_goes_nowhere_is_no_traceback(redirection: str, status: int, said: str, unbuffered: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m headrace.cli "$@" {redirection}', sys.executable, *EXPLAIN],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": "operator:engine", "PYTHONUNBUFFERED": unbuffered},
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (status, said)

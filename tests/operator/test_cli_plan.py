@@ -235,6 +235,36 @@ def test_all_that_is_wrong_is_listed_line_by_line(write: Any) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param("a: !!int foo", "m.yaml: is not YAML: invalid literal for int", id="tag"),
+        pytest.param("[" * 5000, "m.yaml: is not YAML: it is nested too deeply", id="nested"),
+    ],
+)
+def test_yaml_that_breaks_readers_is_a_sentence(write: Any, text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        run("-f", write(text))
+
+
+def test_dates_that_are_none_are_told_by_their_field(write: Any) -> None:
+    text = yaml.safe_dump(model()) + "  scaling: {override: {replicas: 1, until: 2027-02-30}}\n"
+    with pytest.raises(UsageError, match=r"spec\.scaling\.override\.until"):
+        run("-f", write(text))
+
+
+def test_unquoted_times_are_text_as_for_kubectl(write: Any) -> None:
+    text = (
+        yaml.safe_dump(model())
+        + """  scaling:
+    maxReplicas: 2
+    override: {replicas: 1, until: 2027-06-01T18:00:00Z}
+    schedules: [{name: day, start: 08:00, end: 18:30, minReplicas: 1}]
+"""
+    )
+    assert run("-f", write(text)) == 0
+
+
 def test_times_that_no_schema_can_judge_are_all_listed(write: Any) -> None:
     zones = [night(maxReplicas=2) | {"timeZone": "No/Where"}, night(maxReplicas=2) | {"name": "b", "timeZone": "X"}]
     with pytest.raises(UsageError) as caught:

@@ -155,6 +155,7 @@ def test_a_tampered_input_changes_decisions(
     [
         pytest.param(["not json"], "line 1 is not JSON", id="no JSON"),
         pytest.param(["[]"], "line 1 has no kind", id="no object"),
+        pytest.param(["[" * 100_000], "line 1 is not JSON", id="nested"),
         pytest.param(recording(BURST)[1:], "does not begin with its window", id="torn off"),
         pytest.param(['{"kind":"window","model":"a/b"}'], "line 1: policy", id="incomplete"),
         pytest.param([*recording([])[:1], '{"kind":"party","model":"team-a/demo"}'], "unknown kind", id="kind"),

@@ -119,6 +119,10 @@ SAID: dict[str, tuple[str, list[str]]] = {
             "tokensPerDay        0  no limit",
         ],
     ),
+    "a quota that no request fits": (
+        told(tenant(quota={"tokensPerMinute": 1, "tokensPerDay": 2}), DEMO, SLO),
+        ["spec.quota.tokensPerMinute is 1: the shortest request takes 2 tokens, so raise it"],
+    ),
     "use that nobody told": (told(tenant(), DEMO, SLO), ["nobody has told what is in use", "only gateways know"]),
     "use of two gateways": (
         told(tenant(quota={"requestsPerMinute": 6, "maxTokensPerRequest": 9}), DEMO, SLO, states=(FULL, FULL)),

@@ -28,17 +28,24 @@ def plain(**fields: Any) -> bytes:
 
 REFUSED = {
     "not JSON": (b"{", None, "not valid JSON"),
+    "nothing": (b" \n", None, "the body is empty"),
+    "half a surrogate pair": (b'{"model": "\\ud800"}', None, "half of a surrogate pair"),
+    "cut off": (b'{"model": "m', None, "truncated"),
     "not an object": (b"[1]", None, "object"),
     "no model": (json.dumps({"messages": [USER]}).encode(), "model", "missing"),
     "no messages": (b'{"model": "m"}', "messages", "missing"),
     "empty messages": (chat(messages=[]), "messages", "length >= 1"),
     "unknown field": (chat(frobnicate=1), "frobnicate", "not supported"),
     "unknown field of a message": (chat(messages=[{**USER, "x": 1}]), "messages[0].x", "not supported"),
-    "unknown role": (chat(messages=[{"role": "wizard", "content": ""}]), "messages[0].role", "invalid"),
+    "unknown role": (
+        chat(messages=[{"role": "wizard", "content": ""}]),
+        "messages[0].role",
+        "; write assistant or developer",
+    ),
     "image part": (
         chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
         "messages[0].content[0].type",
-        "invalid",
+        "invalid enum value 'image_url'; write text",
     ),
     "text for a number": (chat(temperature="hot"), "temperature", "float"),
     "temperature too high": (chat(temperature=2.1), "temperature", "<= 2"),
@@ -67,7 +74,7 @@ REFUSED = {
     "logprobs as a number": (chat(logprobs=3), "logprobs", "bool"),
     "echo of a chat": (chat(echo=True), "echo", "not supported"),
     "tools": (chat(tools=[{"type": "function"}]), "tools", "not supported"),
-    "json mode": (chat(response_format={"type": "json_object"}), "response_format.type", "invalid"),
+    "json mode": (chat(response_format={"type": "json_object"}), "response_format.type", "; write text"),
     "stream options without a stream": (chat(stream_options={"include_usage": True}), "stream_options", "stream: true"),
 }
 

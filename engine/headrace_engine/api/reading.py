@@ -11,6 +11,7 @@ import msgspec
 from headrace_engine.api import schema
 from headrace_engine.api.schema import ChatBody, CompletionBody, DetokenizeBody, Generation, TokenizeBody, invalid
 from headrace_wire.chat import OWN_VALUES
+from headrace_wire.faults import allowed, not_json
 from headrace_wire.protocol import RequestHints
 from headrace_wire.reasons import RequestError
 
@@ -67,15 +68,13 @@ def _decode(decoder: msgspec.json.Decoder[Read], data: bytes) -> Read:
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        raise _named(str(error)) from error
-    except RecursionError as error:
-        raise invalid(None, "the body is nested too deeply") from error
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise invalid(None, f"the body is not valid JSON: {error}") from error
+        raise _named(str(error), decoder.type) from error
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise invalid(None, not_json(error, data)) from error
 
 
-def _named(text: str) -> RequestError:
-    """The error of a decoder that says ``Expected `int`, got `str` - at `$.n` `` as one that names `n`."""
+def _named(text: str, kind: object) -> RequestError:
+    """The error of a decoder of `kind` that says ``Expected `int`, got `str` - at `$.n` `` as one that names `n`."""
     message, _, path = text.partition(" - at `$")
     path = path.rstrip("`").lstrip(".").removesuffix("[...]")  # a value of an object: its field is named
     for phrase, short in (("unknown field `", "is an unknown field"), ("required field `", "is required")):
@@ -84,7 +83,9 @@ def _named(text: str) -> RequestError:
             return invalid(f"{path}.{name}" if path else name, short)
     if re.fullmatch(r"prompt(\[\d+\])*", path):
         return invalid("prompt", _PROMPT)
-    return invalid(path or None, message[:1].lower() + message[1:] if path else message)
+    values = allowed(kind, path) if "enum value" in message else ""
+    told = message[:1].lower() + message[1:] if path else message
+    return invalid(path or None, f"{told}; write {values}" if values else told)
 
 
 def _check_prompts(body: CompletionBody) -> None:

@@ -90,7 +90,9 @@ class Schedule(ApiType):
 class Override(ApiType):
     """A number of replicas by hand, which ends by itself."""
 
-    replicas: Bound = Field(description="Exactly so many, whatever bounds and schedules say.")
+    replicas: Bound = Field(
+        description="Exactly so many under the modes Auto and Advise, whatever bounds and schedules say."
+    )
     until: str = Field(
         description="When it ends, RFC 3339; nothing need be written then.", json_schema_extra={"format": "date-time"}
     )
@@ -146,6 +148,9 @@ def problems(schedules: Sequence[Schedule], override: Override | None) -> Iterat
     """What no schema can check, each with the path of its field."""
     for index, schedule in enumerate(schedules):
         if schedule.zone is None:
-            yield f"spec.scaling.schedules[{index}].timeZone: {schedule.time_zone!r} is no time zone that is known here"
+            yield (
+                f"spec.scaling.schedules[{index}].timeZone: {schedule.time_zone!r} is no time zone that is known here; "
+                "write a name of the IANA database, for example Europe/Berlin, or UTC"
+            )
     if override is not None and override.ends_at is None:
         yield f"spec.scaling.override.until: {override.until!r} is no time such as 2027-06-01T18:00:00Z"

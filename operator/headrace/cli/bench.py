@@ -87,6 +87,10 @@ def _autoscaling(arguments: argparse.Namespace) -> int:
         check=arguments.check,
     )
     try:
+        arguments.output.mkdir(parents=True, exist_ok=True)  # found out now, not after an hour
+    except OSError as error:
+        raise UsageError(f"--output {arguments.output}: {error.strerror}") from error
+    try:
         if arguments.resume:
             options = replace(options, kept=autoscaling.kept(arguments.output))
         rows = autoscaling.run(options)

@@ -81,9 +81,11 @@ def _read(path: str) -> Iterator[tuple[str, int, object]]:
     """The documents of a file, with its name and their numbers. Raises UsageError."""
     import yaml
 
+    from headrace.cli.manifests import load_all
+
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-        documents = list(yaml.safe_load_all(text))
+        documents = load_all(text)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -35,7 +35,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     kinds = parser.add_subparsers(title="kinds", metavar="KIND", required=True)
     model = kinds.add_parser("model", aliases=["models", "mdl"], help="a Model")
-    model.add_argument("name", metavar="NAME", help="name of the Model")
+    model.add_argument("name", type=explain_tenant.named, metavar="NAME", help="name of the Model")
     model.add_argument("-n", "--namespace", default=None, help="its namespace (default: default)")
     model.add_argument(
         "-f",
@@ -109,10 +109,11 @@ def load(name: str) -> Any:
     import yaml
 
     from headrace.cli.main import UsageError
+    from headrace.cli.manifests import load_all
 
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
-        return list(yaml.safe_load_all(text))
+        return load_all(text)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{name} cannot be read: {error}") from error
     except yaml.YAMLError as error:

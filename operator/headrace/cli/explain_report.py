@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from headrace.api.conditions import ConditionType
 from headrace.api.model import Model
 from headrace.api.quantities import seconds, show_count
 from headrace.api.schedule import Schedule
 from headrace.api.slo import BUILTIN_SLO, ServiceLevelObjective
+from headrace.planning.reasons import Why
 from headrace.scaling.outlook import outlook
 from headrace.scaling.types import Policy
 
@@ -52,10 +54,13 @@ def _replicas(model: Model, at: float | None) -> Iterator[str]:
     status, scaling = model.status, model.spec.scaling
     if scaling.mode == "Off":
         yield f"{model.spec.replicas} wanted by spec.replicas (scaling.mode Off), {status.ready_replicas} ready"
+        if scaling.override is not None or scaling.schedules:
+            yield "schedules and an override hold under the modes Auto and Advise alone"
     else:
         desired = status.scaling.desired if status.scaling is not None else status.replicas
         yield f"{desired} wanted, {status.replicas} there, {status.ready_replicas} ready"
         acts = "the autoscaler acts" if scaling.mode == "Auto" else "the autoscaler only records what it would do"
+        acts = "the autoscaler does not act while another writer sets the number" if _rival(model) else acts
         bounds = scaling.bounds(at)
         by = f" by {bounds.detail}" if bounds.by else ""
         yield f"mode {scaling.mode}: {acts}, between {bounds.least} and {bounds.most}{by}"
@@ -65,6 +70,12 @@ def _replicas(model: Model, at: float | None) -> Iterator[str]:
     if status.scaling is not None and status.scaling.cold_start is not None:
         cold = status.scaling.cold_start
         yield f"a new replica takes {cold.p50} (median) to {cold.p95} (95th percentile) from creation to ready"
+
+
+def _rival(model: Model) -> str | None:
+    """What is said of another writer of the number of replicas, where there is one."""
+    acting = (c for c in model.status.conditions if c.type == ConditionType.SCALING_ACTIVE.value)
+    return next((c.message for c in acting if c.reason == Why.CONFLICT.value), None)
 
 
 def _bounds(schedule: Schedule) -> str:
@@ -141,6 +152,9 @@ def _outlook(model: Model, slo: ServiceLevelObjective | None, at: float | None) 
     scaling, status = model.spec.scaling, model.status
     if scaling.mode == "Off":
         yield "only spec.replicas, or `kubectl scale`: scaling.mode is Off"
+        return
+    if (rival := _rival(model)) is not None:
+        yield f"only the other writer, until it lets go: {rival}"
         return
     current = status.scaling.desired if status.scaling is not None else status.replicas
     told = outlook(Policy.of(model, slo, at), current, _cold_start(model))

@@ -36,6 +36,13 @@ class Found:
     slos: list[Object] = field(default_factory=list)
 
 
+def named(text: str) -> str:
+    """An argparse type: a name."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty")
+    return text
+
+
 def register(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the kind to `headrace explain`."""
     parser = kinds.add_parser(
@@ -48,7 +55,7 @@ def register(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         epilog=textwrap.dedent(EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", metavar="NAME", help="name of the Tenant")
+    parser.add_argument("name", type=named, metavar="NAME", help="name of the Tenant")
     parser.add_argument("-n", "--namespace", default=None, help="its namespace (default: default)")
     parser.add_argument(
         "-f",

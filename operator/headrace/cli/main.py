@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import select
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from headrace import __version__
 
 READER_LEFT = 128 + 13  # exit status of what SIGPIPE ends
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 SUBCOMMANDS = ("plan", "explain", "replay", "key", "crds", "bench", "operator", "gateway")
 
 
@@ -33,7 +36,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; its return value is the exit status. Quiet where the reader of the output has left."""
+    """Run a subcommand; its return value is the exit status. Quiet where nobody reads the output, or no more."""
+    if sys.stdout is None:  # the caller closed it
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - to the end
     try:
         try:
             return _run(argv)
@@ -42,8 +47,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _reader_left():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the interpreter's end
+        _discard()
         return READER_LEFT
+    except OSError as error:
+        if error.errno not in _UNWRITABLE or error.filename is not None:
+            raise
+        _discard()
+        print(f"headrace: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return os.EX_IOERR
+
+
+def _discard() -> None:
+    """What is still to be written, also by the flush at the interpreter's end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _reader_left() -> bool:

@@ -125,7 +125,7 @@ def _read_config(path: Path) -> ModelShape:
         return read_shape(config)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: is not JSON: {error}") from error
     except ShapeError as error:
         raise UsageError(f"{path.parent}: {error}") from error

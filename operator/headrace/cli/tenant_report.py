@@ -15,6 +15,7 @@ from headrace.api.tenant import ApiKey, Tenant
 from headrace.cli.explain_report import table
 from headrace_wire.reasons import Reason
 
+LEAST_TOKENS = 2  # of a request: one of the prompt, one of the answer
 SHOWN_HASH = 12  # hex digits of a key's hash: enough to find it, and no key at all
 HOW = "ask the gateways for it with --state, see `headrace explain tenant --help`"
 CAUSES = {  # code of an error: what it means, and what changes it
@@ -195,6 +196,9 @@ def _obstacles(scene: Scene) -> Iterator[str]:
         yield "it has no key: every request with a key of its own is unauthorized (401)"
     elif all(_expired(key, scene.now) for key in spec.api_keys):
         yield "all of its keys have expired (401): add one, `headrace key new` makes it"
+    for name in ("tokensPerMinute", "tokensPerDay"):
+        if (limit := _limits(scene).get(name, LEAST_TOKENS)) < LEAST_TOKENS:
+            yield f"spec.quota.{name} is {limit}: the shortest request takes {LEAST_TOKENS} tokens, so raise it"
     for condition in scene.tenant.status.conditions:
         if condition.type != "Ready" and condition.status == "False":
             yield f"{condition.type} is False ({condition.reason}): {condition.message}"

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 
 from headrace_wire.chat import OWN_VALUES, Rendering
+from headrace_wire.faults import allowed, not_json
 from headrace_wire.reasons import Reason, RequestError
 
 IGNORED = (  # accepted, never acted on, never forwarded
@@ -284,8 +285,8 @@ def decode_completion(data: bytes | bytearray) -> CompletionBody:
 
 
 def _check(body: Body) -> None:
-    for field, allowed in _NEUTRAL.items():
-        if getattr(body, field, None) not in allowed:
+    for field, neutral in _NEUTRAL.items():
+        if getattr(body, field, None) not in neutral:
             raise _invalid(field, "is not supported")
     if body.output_limit == 0 and not body.only_echoes:
         field = "max_completion_tokens" if getattr(body, "max_completion_tokens", None) == 0 else "max_tokens"
@@ -311,13 +312,13 @@ def _decode(decoder: msgspec.json.Decoder[T], data: bytes | bytearray) -> T:
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from error
+        raise _explain(str(error), decoder.type) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(Reason.INVALID_REQUEST, f"the body is not valid JSON: {str(error)[:200]}") from error
+        raise RequestError(Reason.INVALID_REQUEST, not_json(error, data)) from error
 
 
-def _explain(text: str) -> RequestError:
-    """msgspec's sentence with the path of the field first."""
+def _explain(text: str, kind: object) -> RequestError:
+    """msgspec's sentence with the path of the field first; `kind`: what was to be read."""
     found = _PATH.search(text)
     path, sentence = (found[1], text[: found.start()]) if found else ("", text)
     for pattern, words in ((_UNKNOWN, "is not supported"), (_MISSING, "is missing")):
@@ -326,4 +327,5 @@ def _explain(text: str) -> RequestError:
             sentence = words
     if not path:
         return RequestError(Reason.INVALID_REQUEST, f"the body: {sentence[:300]}")
-    return _invalid(path[:200], sentence[0].lower() + sentence[1:300])
+    values = allowed(kind, path) if "enum value" in sentence else ""
+    return _invalid(path[:200], sentence[0].lower() + sentence[1:300] + (f"; write {values}" if values else ""))

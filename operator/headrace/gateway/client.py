@@ -189,7 +189,7 @@ class Downstream:
 
     async def _start(self, status: int, headers: Headers) -> None:
         message: Message = {"type": "http.response.start", "status": status}
-        message["headers"] = headers + list(self.headers.items())
+        message["headers"] = [*(pair for pair in headers if pair[0] not in self.headers), *self.headers.items()]
         self.status = status
         await self._put(message)
         self.started = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from headrace.admission.quota import QuotaLedger, Reservation
@@ -31,7 +31,7 @@ from headrace.gateway.dialects import CHAT_PATH, COMPLETION_PATH
 from headrace.gateway.dispatch import Dispatcher
 from headrace.gateway.exchange import Exchange, Stage, say_limit
 from headrace.gateway.front import HANG_UP, MALFORMED
-from headrace.gateway.identity import authenticate, resolve
+from headrace.gateway.identity import authenticate, check_headers, resolve
 from headrace.gateway.journal import Line, endpoint_of
 from headrace.gateway.ledger import Books, Outcome, Times
 from headrace.gateway.rest import REQUEST_ID
@@ -41,7 +41,6 @@ from headrace_wire.reasons import Reason, RequestError
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = dict[bytes, bytes]
 Decode = Callable[[bytearray], Body]
-_ONCE = (b"authorization", b"x-headrace-class", b"x-headrace-deadline-ms", b"content-encoding")
 STALLED_RETRY_S = 60.0  # somebody has to change the Model before another try can help
 UNREAD = 64 * 1024  # bytes of a refused request's body that are worth reading to keep its connection
 _DECODERS: dict[str, Decode] = {CHAT_PATH: decode_chat, COMPLETION_PATH: decode_completion}
@@ -56,15 +55,6 @@ class Parts:
     dispatcher: Dispatcher
     books: Books
     stage: Stage
-
-
-def check_headers(pairs: Sequence[tuple[bytes, bytes]], headers: Headers) -> None:
-    """Raises RequestError for headers that nobody should send: two of one that counts."""
-    if len(pairs) != len(headers):
-        names = [name for name, _ in pairs]
-        for name in _ONCE:
-            if names.count(name) > 1:
-                raise RequestError(Reason.INVALID_REQUEST, f"the header {name.decode()} was sent more than once")
 
 
 def leaves_unread(headers: Headers) -> bool:

@@ -16,6 +16,7 @@ from headrace_wire.reasons import Reason, RequestError
 if TYPE_CHECKING:
     from headrace.gateway.world import World
 
+_ONCE = (b"authorization", b"x-headrace-class", b"x-headrace-deadline-ms", b"content-encoding")
 MAX_KEY_BYTES = 512  # longer credentials are refused unhashed
 _FOREVER = float("inf")
 
@@ -67,6 +68,15 @@ def _expiry(moment: str | None) -> float:
     except ValueError:
         return 0.0
     return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+
+
+def check_headers(pairs: Sequence[tuple[bytes, bytes]], headers: dict[bytes, bytes]) -> None:
+    """Raises RequestError for headers that nobody should send: two of one that counts."""
+    if len(pairs) != len(headers):
+        names = [name for name, _ in pairs]
+        for name in _ONCE:
+            if names.count(name) > 1:
+                raise RequestError(Reason.INVALID_REQUEST, f"the header {name.decode()} was sent more than once")
 
 
 def authenticate(authorization: bytes | None, keys: KeyIndex, now: float) -> Tenant:

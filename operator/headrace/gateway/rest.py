@@ -19,7 +19,7 @@ from headrace.api.gateway_state import GatewayState
 from headrace.api.model import Model
 from headrace.gateway.client import error_body, error_headers, not_synced
 from headrace.gateway.dialects import CHAT_PATH, COMPLETION_PATH, MODELS_PATH
-from headrace.gateway.identity import authenticate
+from headrace.gateway.identity import authenticate, check_headers
 from headrace.gateway.world import World
 from headrace_wire.reasons import Reason, RequestError
 
@@ -121,8 +121,10 @@ def _listed(model: Model) -> dict[str, Any]:
 
 
 def _authorization(request: Request) -> bytes | None:
-    value = request.headers.get("authorization")
-    return None if value is None else value.encode("latin-1")
+    pairs = request.headers.raw
+    headers = dict(pairs)
+    check_headers(pairs, headers)
+    return headers.get(b"authorization")
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -243,6 +243,8 @@ def _scaling_active(view: View) -> Condition:
         return condition(kind, "False", Why.NOT_APPLIED, message)
     if mode == "Off":
         message = f"spec.scaling.mode is Off: spec.replicas {spec.replicas} holds; Auto lets the autoscaler decide"
+        if spec.scaling.override is not None or spec.scaling.schedules:
+            message += ", and only then do schedules and an override count"
         return condition(kind, "False", Why.SCALING_OFF, message)
     now = spec.scaling.bounds(view.now.timestamp())
     bounds = f"between {now.least} and {now.most} replicas" + (f" by {now.detail}" if now.by else "")
