@@ -159,3 +159,4 @@ def test_scattered_steps_have_that_scatter_and_the_same_tokens() -> None:
 def test_the_error_on_other_steps_is_told() -> None:
     steps = [Step(seconds=0.022, sequences=1), Step(seconds=0.011 * 0.9, sequences=1)]
     assert calibrate.error_percent(steps, PLAIN) == pytest.approx((50 + 100 / 9) / 2)
+    assert calibrate.drift(steps, PLAIN) == pytest.approx((2 + 0.9) / 2)

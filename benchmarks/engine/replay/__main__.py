@@ -66,6 +66,7 @@ class Outcome:
     figures: list[compare.Figure]
     steps: tuple[list[calibrate.Step], list[calibrate.Step]]  # of the calibration, of the replay
     error_percent: float  # of the profile on the replay's steps
+    drift: float  # seconds of these steps over those that the profile gives
     idle: tuple[float, float]  # load averages of the machine before and after
 
 
@@ -73,19 +74,11 @@ def main() -> int:
     """The command."""
     options = _options()
     options.output.mkdir(parents=True, exist_ok=True)
-    steps = options.output / "steps.jsonl"
-    with tempfile.TemporaryDirectory() as folder:
-        setup = servers.Setup(Path(folder), options.engine.model, options.engine.sequences)
-        command = options.engine.command(steps)
-        with servers.running(
-            servers.SERVERS[servers.HEADRACE], setup, options.output / "engine.log", command
-        ) as server:
-            try:
-                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                    outcome = runner.run(_measure(options, server.target, steps))
-            except (ReplayError, ValueError) as error:
-                print(f"replay: {error}", file=sys.stderr)
-                return 2
+    try:
+        outcome = _run(options)
+    except (ReplayError, servers.ServerError, ValueError) as error:
+        print(f"replay: {error}", file=sys.stderr)
+        return 2
     packed.save(outcome.trace, options.output / "replayed.npz")
     for name, recorded in zip(("calibration.jsonl", "replay.jsonl"), outcome.steps, strict=True):
         (options.output / name).write_bytes(msgspec.json.Encoder().encode_lines(recorded))
@@ -95,6 +88,19 @@ def main() -> int:
     (options.output / "profile.json").write_bytes(msgspec.json.format(msgspec.json.encode(outcome.profile), indent=2))
     print(text)
     return 0 if all(figure.holds for figure in outcome.figures) else 1
+
+
+def _run(options: Options) -> Outcome:
+    """Raises ServerError, ReplayError, ValueError."""
+    steps, engine = options.output / "steps.jsonl", servers.SERVERS[servers.HEADRACE]
+    with tempfile.TemporaryDirectory() as folder:
+        setup = servers.Setup(Path(folder), options.engine.model, options.engine.sequences)
+        command = options.engine.command(steps)
+        with (
+            servers.running(engine, setup, options.output / "engine.log", command) as server,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            return runner.run(_measure(options, server.target, steps))
 
 
 async def _measure(options: Options, target: Any, steps: Path) -> Outcome:
@@ -130,6 +136,7 @@ async def _measure(options: Options, target: Any, steps: Path) -> Outcome:
         compare.figures(real, simulated),
         (calibration, replayed),
         calibrate.error_percent(replayed, profile),
+        calibrate.drift(replayed, profile),
         (before, os.getloadavg()[0]),
     )
 
@@ -143,6 +150,7 @@ def _results(outcome: Outcome) -> dict[str, Any]:
         "replaySteps": len(outcome.steps[1]),
         "heldOutErrorPercent": outcome.profile.residual_percent,
         "replayErrorPercent": round(outcome.error_percent, 1),
+        "drift": round(outcome.drift, 3),
         "loadAverages": outcome.idle,
         "figures": [
             {"name": f.name, "realSeconds": f.real, "simulatedSeconds": f.simulated, "ratio": round(f.ratio, 4)}
@@ -161,7 +169,8 @@ Profile: fitted to {fitted} steps of another load, mean error {held:.1f} % on he
 replay's {replayed}; outside of steps a request takes {constant:.2f} ms and {token:.2f} us a prompt token; prompts
 let steps last {stretch:.2f} times what the streams beside them take; nine steps of ten take {low:.2f} to {high:.2f}
 of the fit.
-The machine's load average was {before:.1f} before and {after:.1f} after.
+The machine's load average was {before:.1f} before and {after:.1f} after; the replay's steps took {drift:.2f} of what the
+profile gives them (far from 1: others changed the machine's speed between calibration and replay).
 
 {table}
 """
@@ -191,6 +200,7 @@ def _report(options: Options, outcome: Outcome) -> str:
         stretch=profile.prefill_stretch,
         low=profile.scatter[round(0.05 * (len(profile.scatter) - 1))],
         high=profile.scatter[round(0.95 * (len(profile.scatter) - 1))],
+        drift=outcome.drift,
         before=outcome.idle[0],
         after=outcome.idle[1],
         table=compare.table(outcome.figures),

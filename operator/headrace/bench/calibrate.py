@@ -113,6 +113,13 @@ def error_percent(steps: Sequence[Step], profile: Profile) -> float:
     return 100.0 * float(np.mean(np.abs(predicted - actual) / actual))
 
 
+def drift(steps: Sequence[Step], profile: Profile) -> float:
+    """Seconds that these steps took over those that the profile gives them: far from 1, the machine has changed."""
+    judged = whole(steps)
+    predicted = np.array([s.features for s in judged]) @ np.array(_coefficients(profile))
+    return sum(s.seconds for s in judged) / max(float(predicted.sum()), 1e-12)
+
+
 def _coefficients(profile: Profile) -> tuple[float, ...]:
     return (
         profile.step_seconds,
