@@ -169,8 +169,8 @@ Profile: fitted to {fitted} steps of another load, mean error {held:.1f} % on he
 replay's {replayed}; outside of steps a request takes {constant:.2f} ms and {token:.2f} us a prompt token; prompts
 let steps last {stretch:.2f} times what the streams beside them take; nine steps of ten take {low:.2f} to {high:.2f}
 of the fit.
-The machine's load average was {before:.1f} before and {after:.1f} after; the replay's steps took {drift:.2f} of what the
-profile gives them (far from 1: others changed the machine's speed between calibration and replay).
+The machine's load average was {before:.1f} before and {after:.1f} after; the replay's steps took {drift:.2f} of what
+the profile gives them (far from 1: others changed the machine's speed between calibration and replay).
 
 {table}
 """
