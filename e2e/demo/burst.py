@@ -60,7 +60,7 @@ def offer(story: Story, world: World, place: Place, endpoint: Endpoint) -> None:
     story.line(
         "   the burst is over; the second replica goes once one is judged enough: by the forecast, which holds the"
     )
-    story.line("   recent peak for about a minute, or, where it knows too little yet, after downAfter (20 s)")
+    story.line("   recent peak for some minutes, or, where it knows too little yet, after downAfter (20 s)")
     watch.until(1, DOWN_WITHIN, lambda: why_not_fewer(recording(world.kube, place)))
 
 
