@@ -21,7 +21,7 @@ PLAN = """Headrace, from nothing to a streamed answer on a real Kubernetes:
   3 the images and the charts (about 30 s)
   4 a Model, its service levels and two Tenants
   5 a chat, and the ways of being told no
-  6 a burst that one replica cannot hold (two to three min: up to two replicas and back)
+  6 a burst that one replica cannot hold (three to four min: up to two replicas and back)
 It leaves all that running; `make demo-down` removes everything that it started."""
 
 
