@@ -21,7 +21,7 @@ from rig.world import World
 CALLERS = 10
 SECONDS = 75
 UP_WITHIN = 150.0  # seconds
-DOWN_WITHIN = 240.0
+DOWN_WITHIN = 360.0
 TOLD_EVERY = 15.0  # while nothing changes
 LOAD_CPUS = 0.5
 
