@@ -136,7 +136,7 @@ def _response(file: Any) -> httpx.Response | None:
 
 class TestConnections:
     def test_a_pipeline_is_answered_in_order(self, demo_engine: EngineProcess) -> None:
-        other = json.dumps({**BODY, "max_tokens": 5}).encode()
+        other = json.dumps({**BODY, "max_tokens": 5, "ignore_eos": True}).encode()
         data = request() + request("/health", method="GET") + request(body=other) + request("/nowhere", method="GET")
         first, health, second, lost = talk(demo_engine, data, responses=4)
         assert first.json()["usage"]["completion_tokens"] == 2

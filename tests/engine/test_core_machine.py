@@ -213,7 +213,9 @@ class Engine(RuleBasedStateMachine):
     def check_progress(self) -> None:
         """The first in the order goes on.
 
-        At worst it waits for victims of before to compute again what they knew and to make their block of progress.
+        At worst it waits for victims of before to compute again what they knew and to make their block of progress; or,
+        if it never ran, for the end of those that passed it while its prefix was being computed, where it does not fit
+        beside them: nobody of its own class gives way to it.
         """
         live = [*self.scheduler.running, *self.scheduler.waiting]
         if not live:
@@ -221,7 +223,9 @@ class Engine(RuleBasedStateMachine):
         first = min(live, key=lambda seq: seq.order)
         name, computed, steps, most = self.stalled
         share = max(1, min(self.limits.max_batch_tokens - self.limits.max_sequences, FLOOR_TOKENS))
-        others = sum(seq.want for seq in self.scheduler.running) // share  # steps to compute what they know
+        others = -(-sum(seq.want for seq in self.scheduler.running) // share)  # steps to compute what they know
+        if not first.started:
+            others += max((seq.limit - seq.known for seq in self.scheduler.running), default=0)
         if name != first.id or computed != first.computed:
             self.stalled = (first.id, first.computed, 0, others)
             return
