@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,25 +19,31 @@ PLAN = ("plan", "-f", "charts/samples/two-nodes/exercise.yaml", "--config", "cha
 EXPLAIN = ("explain", "model", "demo", "-f", "charts/samples/model.yaml")
 
 
+def ended(command: Sequence[str], unbuffered: str, stdout: int | None = None) -> tuple[int, str]:
+    """Exit status and stderr of a command, played in the root of the repository."""
+    done = subprocess.run(
+        command,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": "operator:engine", "PYTHONUNBUFFERED": unbuffered},
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("command", [PLAN, EXPLAIN], ids=["plan", "explain"])
 def test_reader_that_left_ends_the_command_quietly(command: tuple[str, ...], unbuffered: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "headrace.cli", *command],
-            stdout=writing,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": "operator:engine", "PYTHONUNBUFFERED": unbuffered},
-            timeout=60,
-            check=False,
-        )
+        found = ended([sys.executable, "-m", "headrace.cli", *command], unbuffered, writing)
     finally:
         os.close(writing)
-    assert (done.returncode, done.stderr) == (141, "")
+    assert found == (141, "")
 
 
 def test_broken_pipe_that_is_not_the_output_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,13 +64,5 @@ def test_broken_pipe_that_is_not_the_output_is_told(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_output_that_goes_nowhere_is_no_traceback(redirection: str, status: int, said: str, unbuffered: str) -> None:
-    done = subprocess.run(
-        ["sh", "-c", f'exec "$0" -m headrace.cli "$@" {redirection}', sys.executable, *EXPLAIN],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": "operator:engine", "PYTHONUNBUFFERED": unbuffered},
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (status, said)
+    command = ["sh", "-c", f'exec "$0" -m headrace.cli "$@" {redirection}', sys.executable, *EXPLAIN]
+    assert ended(command, unbuffered) == (status, said)

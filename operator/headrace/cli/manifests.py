@@ -10,7 +10,7 @@ _DIGITS = "-+0123456789"
 
 
 class Loader(yaml.SafeLoader):
-    """Only what JSON knows: text, numbers, true and false, null, lists and objects."""
+    """PyYAML's safe one, without what Kubernetes has no type for."""
 
 
 Loader.yaml_implicit_resolvers = {
