@@ -18,7 +18,8 @@ from rig.install import ROOT, headrace
 from rig.kube import CommandFailed, Kube, WaitFailed
 from rig.world import World
 
-CALLERS = 10
+CALLERS = 10  # at the beginning
+WAIT_S = 1.6  # that a request waits in the end, whatever the machine: above maxQueueAge of the sample, below its ttft
 SECONDS = 75
 UP_WITHIN = 150.0  # seconds
 DOWN_WITHIN = 360.0
@@ -40,7 +41,7 @@ def offer(story: Story, world: World, place: Place, endpoint: Endpoint) -> None:
     watch = Watch(story, lambda: dict(world.kube.get("model.headrace.dev", MODEL, namespace).get("status", {})))
     command = [
         *world.inside, sys.executable, "-m", "rig.load", "--url", endpoint.url, "--model", MODEL,
-        "--callers", str(CALLERS), "--seconds", str(SECONDS),
+        "--callers", str(CALLERS), "--wait", str(WAIT_S), "--seconds", str(SECONDS),
     ]  # fmt: skip
     environment = {**world.kube.environment(), "PYTHONPATH": str(ROOT / "e2e"), "HEADRACE_KEY": endpoint.key or ""}
     with cpu_group("headrace-demo-load", LOAD_CPUS) as group:

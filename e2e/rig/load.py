@@ -1,4 +1,4 @@
-"""Bounded load: a fixed number of callers, each with one request at a time, for a fixed time.
+"""Bounded load: callers, each with one request at a time, for a fixed time; more of them until answers take their time.
 
 Run as `python -m rig.load --url URL --model NAME ...` with the key in HEADRACE_KEY; prints one JSON object.
 """
@@ -43,6 +43,8 @@ class Offer:
     seed: int = 0
     headers: tuple[tuple[str, str], ...] = ()
     fields: dict[str, Any] = field(default_factory=dict)
+    wait_s: float = 0.0  # callers are added until half of the answers begin so late; 0: none are added
+    most: int = 64  # callers
 
 
 class Load:
@@ -53,18 +55,36 @@ class Load:
         self.answers: list[Answer] = []
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._call, args=(n,), daemon=True) for n in range(offer.callers)]
+        self._ends = time.monotonic() + offer.seconds
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> Load:
         """Begin to call."""
-        for thread in self._threads:
-            thread.start()
+        self._ends = time.monotonic() + self.offer.seconds
+        for _ in range(self.offer.callers):
+            self._add()
+        if self.offer.wait_s:
+            threading.Thread(target=self._grow, daemon=True).start()
         return self
+
+    def _add(self) -> None:
+        thread = threading.Thread(target=self._call, args=(len(self._threads),), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _grow(self) -> None:
+        """Add a caller every half second until half of the newest answers, one of each, began late enough."""
+        while len(self._threads) < self.offer.most and time.monotonic() < self._ends and not self._stop.wait(0.5):
+            with self._lock:
+                newest = self.answers[-len(self._threads) :]
+            late = sum(a.ttft_s is not None and a.ttft_s >= self.offer.wait_s for a in newest)
+            if 2 * late >= len(self._threads):
+                return
+            self._add()
 
     def _call(self, number: int) -> None:
         chance = random.Random(self.offer.seed * 1000 + number)
-        deadline = time.monotonic() + self.offer.seconds
-        while time.monotonic() < deadline and not self._stop.is_set():
+        while time.monotonic() < self._ends and not self._stop.is_set():
             body = question(self.offer.model, chance.choice(QUESTIONS), max_tokens=self.offer.max_tokens)
             answer = chat(self.endpoint, {**body, **self.offer.fields}, headers=dict(self.offer.headers))
             with self._lock:
@@ -78,7 +98,7 @@ class Load:
 
     def join(self) -> list[Answer]:
         """Wait for the time to pass; all answers."""
-        for thread in self._threads:
+        for thread in self._threads:  # those that come while it waits are joined, too
             thread.join(self.offer.seconds + 180)
         with self._lock:
             return list(self.answers)
@@ -105,13 +125,23 @@ def main() -> int:
     parser.add_argument("--callers", type=int, default=8, help="requests at one time")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument(
+        "--wait", type=float, default=0.0, help="add callers until half of the answers begin so late, s"
+    )
     parser.add_argument("--pause", type=float, default=0.0, help="mean seconds between a caller's requests")
     arguments = parser.parse_args()
     key = os.environ.get("HEADRACE_KEY")
     if not key:
         print("rig.load: set HEADRACE_KEY to the tenant's key", file=sys.stderr)
         return 2
-    offer = Offer(arguments.model, arguments.callers, arguments.seconds, arguments.max_tokens, pause_s=arguments.pause)
+    offer = Offer(
+        arguments.model,
+        arguments.callers,
+        arguments.seconds,
+        arguments.max_tokens,
+        pause_s=arguments.pause,
+        wait_s=arguments.wait,
+    )
     print(json.dumps(summary(Load(Endpoint(arguments.url, key), offer).start().join())))
     return 0
 
