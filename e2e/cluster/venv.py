@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tomllib
@@ -80,9 +81,11 @@ def third_party(requirements: Requirements) -> Path:
 
 
 def base_python() -> str:
-    """The Python that environments are made from: never the one of an environment, which may be `.venv` itself."""
-    base: str = getattr(sys, "_base_executable", sys.executable)
-    return base
+    """The Python that environments are made from: never the one of an environment, which may be `.venv` itself.
+
+    By its real path: under another of its names `.venv` would be made anew below the programs that run from it.
+    """
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
 def interpreter() -> str:

@@ -52,6 +52,19 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return environment
 
 
+def test_python_under_another_of_its_names_leaves_the_environment_alone(
+    checkout: Path, packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = Path(venv.base_python())
+    assert not python.is_symlink()
+    mark = venv.ensure(checkout) / "mark"
+    mark.touch()
+    (tmp_path / "python3").symlink_to(python)
+    monkeypatch.setattr(sys, "_base_executable", str(tmp_path / "python3"))
+    venv.ensure(checkout)
+    assert mark.exists()
+
+
 def test_checkout_imports_shared_packages_and_its_own(checkout: Path, packages: Path) -> None:
     python = venv.ensure(checkout) / "bin" / "python"
     code = "import third_party, by_path, of_operator, of_engine, of_e2e; print(third_party.name, of_engine.name)"
