@@ -18,7 +18,8 @@ def get(path: bytes, *headers: bytes) -> bytes:
 
 
 def post(path: bytes, data: bytes, *headers: bytes) -> bytes:
-    return b"\r\n".join([b"POST " + path + b" HTTP/1.1", b"content-length: %d" % len(data), *headers, b"", data])
+    length = b"content-length: %d" % len(data)
+    return b"\r\n".join([b"POST " + path + b" HTTP/1.1", b"host: x", length, *headers, b"", data])
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_of_engines_the_wish_for_another_protocol_is_ignored(first: bytes, size:
         for piece in [data] if whole else [data[i : i + 1] for i in range(len(data))]:
             await talk.say(piece)
         assert talk.answers == [(200, size), (200, b"6")]
-        assert talk.seen[1]["headers"] == [(b"content-length", b"6")]
+        assert talk.seen[1]["headers"] == [(b"host", b"x"), (b"content-length", b"6")]
 
     talking(Connection, script)
 
@@ -151,5 +152,26 @@ def test_of_engines_a_tunnel_is_refused() -> None:
     async def script(talk: Talk) -> None:
         await talk.say(b"CONNECT a:1 HTTP/1.1\r\nhost: x\r\n\r\n" + get(b"/"))
         assert talk.statuses == [400] and talk.seen == [] and talk.wire.is_closing()
+
+    talking(Connection, script)
+
+
+@pytest.mark.parametrize("before", [b"", get(b"/nothing")], ids=["first", "behind-another"])
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nHost: x\r\n\r\n", 400),
+        (b"GET / HTTP/1.0\r\nhost: x\r\nhost: y\r\n\r\n", 400),
+        (b"GET / HTTP/1.0\r\n\r\n", 200),
+        (b"GET / HTTP/1.1\r\nhost:\r\n\r\n", 200),
+    ],
+    ids=["none", "two", "two-of-1.0", "none-of-1.0", "empty"],
+)
+def test_of_engines_a_request_has_one_host(before: bytes, head: bytes, status: int) -> None:
+    async def script(talk: Talk) -> None:
+        await talk.say(before + head)
+        assert talk.statuses == [*[200] * bool(before), status]
+        assert (b"one Host header" in bytes(talk.wire.written)) is (status == 400)
 
     talking(Connection, script)

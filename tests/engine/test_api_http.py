@@ -165,7 +165,7 @@ class TestConnections:
         data = b"%s /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 30\r\n\r\n" % method.encode()
         lost, health = talk(
             demo_engine,
-            data + b"GET /version HTTP/1.1\r\n\r\n    " + b"x",
+            data + b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n    " + b"x",
             request("/health", method="GET"),
             responses=2,
         )

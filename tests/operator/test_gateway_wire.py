@@ -31,7 +31,9 @@ def request(data: bytes, *headers: bytes, path: bytes = CHAT, method: bytes = b"
 
 def head(*headers: bytes, key: bytes = b"key") -> bytes:
     """The head of a chat whose body is still to come."""
-    return b"\r\n".join([b"POST " + CHAT + b" HTTP/1.1", b"authorization: Bearer " + key, *headers, b"", b""])
+    return b"\r\n".join(
+        [b"POST " + CHAT + b" HTTP/1.1", b"host: x", b"authorization: Bearer " + key, *headers, b"", b""]
+    )
 
 
 async def known(gateway: FakeGateway) -> None:

@@ -44,6 +44,7 @@ class Connection(HttpToolsProtocol):
     _in_head = False  # from a message's first byte to its head's end
     _in_body = False  # from there to the message's end; fields are trailers
     _rereading = False  # the parser is told again of a head that it has left
+    _fault: str | None = None  # of a head that the parser takes
     _over = False  # nothing that comes now is read as HTTP
     _refusal: tuple[HTTPStatus, str] | None = None  # to be told once what came before has been answered
     _head_timer: asyncio.TimerHandle | None = None
@@ -74,7 +75,7 @@ class Connection(HttpToolsProtocol):
         try:
             self._feed(memoryview(data))
         except httptools.HttpParserError:
-            self._end(HTTPStatus.BAD_REQUEST, "this is not a valid HTTP/1.1 request")
+            self._end(HTTPStatus.BAD_REQUEST, self._fault or "this is not a valid HTTP/1.1 request")
             return
         self._bare_bytes = 0 if self._moved else self._bare_bytes + len(data)
         if self._bare_bytes > MAX_HEAD:
@@ -97,6 +98,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """A head is complete."""
         if not self._rereading:
+            self._check_host()
             self._head_complete()
             super().on_headers_complete()
             self._in_head, self._in_body, self._moved = False, True, True
@@ -156,6 +158,13 @@ class Connection(HttpToolsProtocol):
                 data = data[stop.args[0] :]
                 if self._in_body:
                     self._reread()
+
+    def _check_host(self) -> None:
+        """RFC 9112, 3.2: one Host, which HTTP/1.0 may leave out. Raises HttpParserError."""
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            self._fault = f"a request has one Host header; this one has {hosts}"
+            raise httptools.HttpParserError(self._fault)
 
     def _reread(self) -> None:
         """A parser that reads the body after the head which asked for another protocol."""

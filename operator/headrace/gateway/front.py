@@ -48,6 +48,7 @@ class ClientProtocol(HttpToolsProtocol):
         self._rereading = False  # the parser is told again of a head that it has left
         self._moved = False  # this read brought a head's end, a piece of body or a message's end
         self._bare = 0  # bytes of the reads since one did
+        self._fault: str | None = None  # of a head that the parser takes
         self._over = False  # nothing that comes now is read as HTTP
         self._refusal: tuple[int, str] | None = None  # to be told once what came before has been answered
         self._timer: asyncio.TimerHandle | None = None  # for a head, or for the end of a closed connection
@@ -74,7 +75,7 @@ class ClientProtocol(HttpToolsProtocol):
         try:
             self._feed(memoryview(data))
         except httptools.HttpParserError:
-            self._end(400, "this is no valid HTTP request")
+            self._end(400, self._fault or "this is no valid HTTP request")
             return
         self._bare = 0 if self._moved else self._bare + len(data)
         if self._bare > MAX_HEAD:
@@ -97,6 +98,7 @@ class ClientProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._rereading:
             return
+        self._check_host()
         super().on_headers_complete()
         self._in_head, self._in_body, self._moved = False, True, True
         if not self.transport.is_closing():
@@ -142,6 +144,13 @@ class ClientProtocol(HttpToolsProtocol):
                 data = data[stop.args[0] :]
                 if self._in_body:
                     self._reread()
+
+    def _check_host(self) -> None:
+        """RFC 9112, 3.2: one Host, which HTTP/1.0 may leave out. Raises HttpParserError."""
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            self._fault = f"a request has one Host header; this one has {hosts}"
+            raise httptools.HttpParserError(self._fault)
 
     def _cut_short(self) -> bool:
         """The parser takes a request that asks for another protocol for one without a body; this one has one."""
