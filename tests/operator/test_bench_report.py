@@ -124,6 +124,28 @@ def test_the_cpu_profile_is_the_fit_of_its_records(capsys: pytest.CaptureFixture
     assert 0 < kept.residual_percent < 5
 
 
+@pytest.mark.parametrize(
+    ("content", "like", "said"),
+    [
+        (b'{"seconds": 1}\n\n{"seconds": "x"}\n', "cpu-demo", "steps.jsonl, line 3: Expected `float`, got `str`"),
+        (b'{"seconds": 1}\n{\n', "cpu-demo", "steps.jsonl, line 2: "),
+        (b'{"seconds": 1}\n', "cpu-demo", "steps.jsonl: 1 steps are too few"),
+        (b"", "nosuch", "--like nosuch: no such profile; write one of cpu-demo, h100-8b, or a .json file"),
+        (None, "cpu-demo", "steps.jsonl: No such file or directory"),
+    ],
+    ids=["a-field", "no-json", "too-few", "no-profile", "no-file"],
+)
+def test_calibration_says_where_the_fault_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, like: str, said: str
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["bench", "calibrate", str(path), "--like", like]) == 2
+    told = capsys.readouterr().err
+    assert said in told and str(profile.FOLDER) not in told
+
+
 def test_profiles_are_read_by_name_and_from_a_file(tmp_path: Path) -> None:
     assert profile.names() == ["cpu-demo", "h100-8b"]
     path = tmp_path / "own.json"

@@ -70,9 +70,15 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 def read(path: Path) -> list[Step]:
-    """Raises OSError, msgspec.ValidationError."""
-    decoder = msgspec.json.Decoder(Step)
-    return [decoder.decode(line) for line in path.read_bytes().splitlines() if line.strip()]
+    """Raises OSError, and ValueError with the file and the line."""
+    decoder, steps = msgspec.json.Decoder(Step), []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if line.strip():
+            try:
+                steps.append(decoder.decode(line))
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+    return steps
 
 
 def fit(steps: Sequence[Step]) -> Fit:

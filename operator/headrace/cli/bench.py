@@ -61,10 +61,22 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     from headrace.cli.main import UsageError
 
     try:
-        fit = calibrate.fit(calibrate.read(arguments.steps))
-        found = fit.profile(profile.load(arguments.like))
+        like = profile.load(arguments.like)
+    except FileNotFoundError as error:
+        names = ", ".join(profile.names())
+        raise UsageError(f"--like {arguments.like}: no such profile; write one of {names}, or a .json file") from error
     except (OSError, ValueError) as error:
+        raise UsageError(f"--like {arguments.like}: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        steps = calibrate.read(arguments.steps)
+    except OSError as error:
+        raise UsageError(f"{arguments.steps}: {error.strerror}") from error
+    except ValueError as error:
         raise UsageError(str(error)) from error
+    try:
+        found = calibrate.fit(steps).profile(like)
+    except ValueError as error:
+        raise UsageError(f"{arguments.steps}: {error}") from error
     print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     return 0
 
