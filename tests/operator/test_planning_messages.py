@@ -35,7 +35,7 @@ GOOD_OR_PASSING = {
 OWN_WORDS = {
     Why.REFERENCE_NOT_FOUND, Why.PARALLELISM_UNSUPPORTED, Why.PARALLELISM_INVALID, Why.NAME_TAKEN, Why.APPLY_REFUSED,
     Why.KEY_IN_USE, Why.MODEL_NOT_FOUND, Why.CLASS_UNKNOWN, Why.NO_GATEWAY, Why.GATEWAY_BEHIND, Why.NOT_APPLIED,
-    Why.SCALING_OFF, Why.ADVISING,
+    Why.SCALING_OFF, Why.ADVISING, Why.ALL_KEYS_EXPIRED,
 }  # fmt: skip
 """Reasons whose sentence is written where it is said, cure included; the tests of those places read them."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -25,6 +26,16 @@ class ApiKey(ApiType):
     expires_at: str | None = Field(
         None, description="When the key stops working, RFC 3339.", json_schema_extra={"format": "date-time"}
     )
+
+    def expired(self, now: datetime) -> bool:
+        """At `now`; a time that cannot be read has passed, as for the gateway."""
+        if self.expires_at is None:
+            return False
+        try:
+            moment = datetime.fromisoformat(self.expires_at)
+        except ValueError:
+            return True
+        return now >= (moment if moment.tzinfo else moment.replace(tzinfo=UTC))
 
 
 class Quota(ApiType):
@@ -103,8 +114,8 @@ class TenantStatus(ApiType):
     usage: TenantUsage | None = Field(None, description="What the tenant uses, over all gateways.")
     conditions: list[Condition] = Field(
         default_factory=list,
-        description="Ready, Accepted (False: KeyInUse, ClassUnknown, ...), Enforced (every ready gateway knows this "
-        "generation).",
+        description="Ready (AllKeysExpired, or as the others say), Accepted (False: KeyInUse, ClassUnknown, ...), "
+        "Enforced (every ready gateway knows this generation).",
         json_schema_extra=MAP_BY_TYPE,
     )
 

@@ -91,13 +91,7 @@ def _conditions(scene: Scene) -> Iterator[str]:
 
 
 def _expired(key: ApiKey, now: float) -> bool:
-    if key.expires_at is None:
-        return False
-    try:
-        moment = datetime.fromisoformat(key.expires_at)
-    except ValueError:
-        return True  # as the gateway reads it
-    return now >= (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return key.expired(datetime.fromtimestamp(now, UTC))
 
 
 def _keys(scene: Scene) -> Iterator[str]:

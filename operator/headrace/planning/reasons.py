@@ -22,6 +22,7 @@ class Why(str, Enum):
     APPLY_REFUSED = "ApplyRefused"
     # Tenant
     KEY_IN_USE = "KeyInUse"
+    ALL_KEYS_EXPIRED = "AllKeysExpired"
     MODEL_NOT_FOUND = "ModelNotFound"
     CLASS_UNKNOWN = "ClassUnknown"
     ENFORCED = "Enforced"

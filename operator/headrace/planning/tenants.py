@@ -43,7 +43,7 @@ def tenant_status(view: TenantView) -> TenantStatus:
     return TenantStatus(
         observed_generation=view.tenant.metadata.generation,
         usage=usage_to_show(view),
-        conditions=[_ready(accepted, enforced), accepted, enforced],
+        conditions=[_ready(view, accepted, enforced), accepted, enforced],
     )
 
 
@@ -75,10 +75,15 @@ def _age(tenant: Tenant) -> tuple[str, str, str]:
     return metadata.creation_timestamp or "", metadata.namespace, metadata.name
 
 
-def _ready(accepted: Condition, enforced: Condition) -> Condition:
+def _ready(view: TenantView, accepted: Condition, enforced: Condition) -> Condition:
     for part in (accepted, enforced):
         if part.status != "True":
             return part.model_copy(update={"type": ConditionType.READY.value})
+    keys = view.tenant.spec.api_keys
+    if keys and all(key.expired(view.now) for key in keys):
+        names = ", ".join(f"{key.name!r} ({key.expires_at})" for key in keys)
+        message = f"spec.apiKeys: every key has expired: {names}; add one, `headrace key new` makes it"
+        return condition(ConditionType.READY, "False", Why.ALL_KEYS_EXPIRED, message)
     return condition(ConditionType.READY, "True", Why.READY, enforced.message)
 
 
