@@ -45,9 +45,10 @@ Serves a model folder (config.json, tokenizer.json, safetensors; `headrace-engin
 It then answers /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /health, /ready, /metrics;
 /openapi.json describes every field. Bodies have at most 4 MiB.
 
-What the memory is used for: weights, then KV pages of 64 tokens. --kv-cache-bytes sets the pages' size; without it
+What the memory is used for: weights, then KV pages of 64 tokens. --kv-cache-bytes bounds their size; without it
 they get what --memory-percent of the memory limit leaves. The log says the arithmetic. The engine refuses to start if
-not one sequence of full length fits: lower --max-model-len or give it more memory.
+not one sequence of full length fits: lower --max-model-len or give it more memory. In neither case are there more pages
+than --max-sequences of full length could use.
 
 Speed: --max-sequences bounds how many requests run at a time (the others wait in the engine), --max-batch-tokens how
 many tokens one step computes, at least one for each of these. Beside running streams a step takes fewer prompt
@@ -142,7 +143,7 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     add("--instance", default=os.environ.get("HEADRACE_INSTANCE", ""), metavar="ID", help="stable id of this process")
     add = serve.add_argument_group("memory").add_argument
     add("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="default: the checkpoint's")
-    add("--kv-cache-bytes", type=parse_bytes, metavar="BYTES", help="size of the KV pages, as 512Mi or in bytes")
+    add("--kv-cache-bytes", type=parse_bytes, metavar="BYTES", help="most for KV pages, as 512Mi or in bytes")
     add("--memory-percent", type=_bounded(1, 100), default=90, metavar="PERCENT", help="of the memory limit (90)")
     add = serve.add_argument_group("speed").add_argument
     add("--max-sequences", type=_bounded(1, 4096), default=16, metavar="N", help="requests at a time (%(default)s)")
