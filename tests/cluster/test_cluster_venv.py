@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import sys
 from dataclasses import replace
 from pathlib import Path
 
