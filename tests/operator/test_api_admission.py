@@ -90,7 +90,7 @@ ACCEPTED = {
         pod={
             "resources": {
                 "requests": {"memory": 1073741824, "cpu": 0, "ephemeral-storage": "0", "example.com/thing": "3"},
-                "limits": {"memory": "1e9", "cpu": "1.5", "hugepages-2Mi": "4Mi"},
+                "limits": {"memory": "2e9", "cpu": "1.5", "hugepages-2Mi": "4Mi"},
             }
         }
     ),
@@ -206,6 +206,10 @@ REFUSED = {
     "fewer CPUs than none": (
         model(pod={"resources": {"requests": {"cpu": -1}}}),
         "spec.pod.resources.requests[cpu]: * must be a quantity of 0 or more",
+    ),
+    "memory asked for above its limit": (
+        model(pod={"resources": {"requests": {"cpu": 1, "memory": "2Gi"}, "limits": {"memory": "1.5Gi"}}}),
+        "spec.pod.resources: * requests must not be above limits, resource by resource",
     ),
     "more CPUs than there are": (
         model(pod={"resources": {"limits": {"cpu": "1e30"}}}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -71,6 +72,19 @@ _RESOURCES: JsonDict = {
 }
 
 
+_WITHIN = (
+    "!has(self.requests) || !has(self.limits) || self.requests.all(name, !(name in self.limits) || "
+    "!isQuantity(string(self.requests[name])) || !isQuantity(string(self.limits[name])) || "
+    "quantity(string(self.requests[name])).compareTo(quantity(string(self.limits[name]))) <= 0)"
+)
+_WITHIN_FORM = "requests must not be above limits, resource by resource"
+
+
+def _are_within(resources: Mapping[str, Mapping[str, int | str]]) -> bool:
+    requests, limits = resources.get("requests", {}), resources.get("limits", {})
+    return all(resource_amount(requests[name]) <= resource_amount(limits[name]) for name in requests.keys() & limits)
+
+
 def _check_amount(value: int | str) -> int | str:
     if resource_amount(value) < 0:
         raise ValueError(_AMOUNT_FORM)
@@ -107,6 +121,7 @@ Resources = Annotated[
         Annotated[dict[str, Annotated[int | str, AfterValidator(_check_amount)]], AfterValidator(_check_amounts)],
     ],
     Structural(_RESOURCES),
+    Cel(_WITHIN, _WITHIN_FORM, holds=_are_within),
 ]
 
 
