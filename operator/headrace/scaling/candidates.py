@@ -18,8 +18,9 @@ CURRENT, DOWN, TO_ZERO, ROOM = "current", "down", "toZero", "room"
 SLOPE_S = 10.0  # span over which the growth of the queue age is measured
 AHEAD_S = 5.0  # how far ahead that growth is followed
 SETTLE_S = 5.0  # a queue must have aged so long, beside free slots, before one more replica is tried
-SUSTAINED_S = 10.0  # over which load is what goes on, not a burst, at least
+SUSTAINED_S = 10.0  # over which requests in flight and waiting are what goes on, not a burst
 PRESENT_S = 60.0  # over which the load is what there is at present
+NOTICED = 0.1  # of the time that a request may wait, by which a queue must grow during a cold start to be overload
 SHORT_COLD_S = 30.0  # with a shorter cold start new replicas save what waits now
 COLD_ROUNDS = 4  # times that a starting replica may turn over its slots before the queue is worth another
 FULL_PERCENT = 80  # of the slots in use, from where the batch itself may be what makes requests late
@@ -228,17 +229,19 @@ def to_zero(context: Context) -> Candidate:
 def _for_queue(context: Context, sample: Sample, queued: int) -> tuple[int, str]:
     """How many replicas serve what waits: by what a replica takes where that is known, else by slots.
 
-    What waits now is late before a new replica serves it, so it counts over a cold start, beside the load that goes on.
+    What waits now is late before a new replica serves it, so it counts over a cold start, beside the load that goes on:
+    that of a minute if a replica starts within one, else of the last half of it, since what is asked for comes late.
     """
     slots, plant = context.policy.max_sequences, context.plant
-    arrivals = context.arrivals[-round(_sustained_s(context) / BIN_S) :]
-    if plant is None or not arrivals or not context.capacity.learned:
+    if plant is None or not context.arrivals or not context.capacity.learned:
         load: float = queued + sample.in_flight
         if (context.replicas.cold_start_s or 0.0) > SHORT_COLD_S:
             load = min(load, context.window.mean_demand(context.now - SUSTAINED_S))
         wanted = math.ceil(load / slots)
         return wanted, f" need {wanted} × {slots} slots"
-    rate = sum(arrivals) / len(arrivals) + queued / max(plant.cold_start_s, 1.0)
+    span = PRESENT_S if plant.cold_start_s <= PRESENT_S else RECENT_S
+    arrivals = context.arrivals[-round(span / BIN_S) :]
+    rate = sum(arrivals) / len(arrivals) + queued / max(plant.cold_start_s, PRESENT_S)
     wanted = math.ceil(rate / plant.capacity)
     return wanted, f", {rate:.3g} requests/s to serve need {wanted} replicas of {plant.capacity:.3g} requests/s"
 
@@ -252,17 +255,13 @@ def _stuck(context: Context) -> str:
 
 
 def _overloaded(context: Context) -> bool:
-    """More was asked for over a minute than all replicas take, those on their way included: no queue ends by itself."""
-    recent = context.arrivals[-round(PRESENT_S / BIN_S) :]
-    if context.plant is None or not recent:
+    """More was asked for over a minute than all replicas take, those on their way included, and so much more that the
+    queue would be noticeably older before another one starts: no such queue ends by itself."""
+    recent, plant = context.arrivals[-round(PRESENT_S / BIN_S) :], context.plant
+    if plant is None or not recent:
         return False
-    return sum(recent) / len(recent) > context.replicas.current * context.plant.capacity
-
-
-def _sustained_s(context: Context) -> float:
-    """Seconds over which load is what goes on, and no burst that is over before a new replica starts."""
-    cold = context.replicas.cold_start_s
-    return min(max(SUSTAINED_S, cold / 2), RECENT_S) if cold is not None and math.isfinite(cold) else SUSTAINED_S
+    holds = context.replicas.current * plant.capacity
+    return sum(recent) / len(recent) > holds * (1 + NOTICED * plant.slack_s / max(plant.cold_start_s, 1.0))
 
 
 def _busy(context: Context, sample: Sample) -> str | None:
