@@ -15,8 +15,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import uvloop
-
 from headrace_engine import logs, termination
 from headrace_engine.config import EngineConfig
 from headrace_engine.core import threads
@@ -34,7 +32,7 @@ Serves a language model over an OpenAI-compatible HTTP API: paged attention, con
 
   headrace-engine serve builtin://demo
   curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{"model": "demo", "messages": [{"role": "user", "content": "What is TTFT?"}], "temperature": 0}'
+    -d '{"model": "demo", "messages": [{"role": "user", "content": "What is TTFT?"}]}'
 """
 SERVE = """\
 Serves a model folder (config.json, tokenizer.json, safetensors; `headrace-engine fetch` makes one) or builtin://demo.
@@ -170,6 +168,8 @@ def run_fetch(args: argparse.Namespace) -> int:
 
 def run_serve(args: argparse.Namespace) -> int:
     """`serve`: the exit code."""
+    import uvloop
+
     from headrace_engine.api.defaults import read_defaults
     from headrace_engine.api.server import EXIT_CORE_DIED, Engine, Settings, listen
     from headrace_engine.core.process import run
@@ -271,6 +271,11 @@ def main() -> int:
     logs.set_up(args.log_level)
     try:
         code: int = args.run(args)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("headrace"):
+            raise
+        print(f"headrace-engine: the package {error.name} is missing: install headrace[engine]", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     return code

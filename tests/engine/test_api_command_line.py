@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import socket
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -83,6 +84,17 @@ def test_help_of_serve_teaches_memory_threads_and_routes(capsys: pytest.CaptureF
         assert words in text
     for group in ("what is served, and where:", "memory:", "speed:", "leaving:"):
         assert group in text
+
+
+@pytest.mark.parametrize("package", ["uvloop", "uvicorn", "zmq"])
+def test_package_that_is_not_installed_is_a_sentence(package: str) -> None:
+    program = (
+        f"import sys; sys.modules[{package!r}] = None; sys.argv[1:] = ['serve', 'builtin://demo']\n"
+        "from headrace_engine.main import main; sys.exit(main())"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == f"headrace-engine: the package {package} is missing: install headrace[engine]\n"
 
 
 def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:

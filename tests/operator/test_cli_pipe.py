@@ -66,3 +66,23 @@ def test_broken_pipe_that_is_not_the_output_is_told(monkeypatch: pytest.MonkeyPa
 def test_output_that_goes_nowhere_is_no_traceback(redirection: str, status: int, said: str, unbuffered: str) -> None:
     command = ["sh", "-c", f'exec "$0" -m headrace.cli "$@" {redirection}', sys.executable, *EXPLAIN]
     assert ended(command, unbuffered) == (status, said)
+
+
+@pytest.mark.parametrize(
+    ("command", "package", "extra"),
+    [
+        (["gateway", "--namespaces", "a", "--id", "x"], "uvloop", "gateway"),
+        (["plan", "-f", "charts/samples/model.yaml"], "yaml", "operator"),
+    ],
+    ids=["gateway", "plan"],
+)
+def test_command_whose_package_is_not_installed_says_what_to_install(
+    command: list[str], package: str, extra: str
+) -> None:
+    program = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        f"from headrace.cli.main import main; sys.exit(main({command!r}))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == f"headrace: the package {package} is missing: install headrace[{extra}]\n"

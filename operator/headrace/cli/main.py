@@ -16,6 +16,7 @@ from headrace import __version__
 READER_LEFT = 128 + 13  # exit status of what SIGPIPE ends
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 SUBCOMMANDS = ("plan", "explain", "replay", "key", "crds", "bench", "operator", "gateway")
+EXTRAS = ("bench", "gateway")  # extras with a command of their name; all others need no more than that of the operator
 
 
 class UsageError(Exception):
@@ -76,6 +77,13 @@ def _run(argv: Sequence[str] | None) -> int:
         return run(arguments)
     except UsageError as error:
         print(f"headrace: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("headrace"):
+            raise
+        command = run.__module__.rpartition(".")[2]
+        extra = command if command in EXTRAS else "operator"
+        print(f"headrace: the package {error.name} is missing: install headrace[{extra}]", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
