@@ -301,11 +301,6 @@ def test_a_pod_that_may_not_be_made_is_told(play: Any) -> None:
     ("spec", "says"),
     [
         pytest.param(
-            {"pod": {"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1", "memory": "2Gi"}}}},
-            "must be less than or equal to cpu limit",
-            id="requests above limits",
-        ),
-        pytest.param(
             {"pod": {"resources": {"requests": {"nvidia.com/gpu": 1}, "limits": {"memory": "2Gi"}}}},
             "Limit must be set for non overcommitable resources",
             id="a GPU in requests alone",
