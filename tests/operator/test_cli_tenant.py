@@ -111,6 +111,34 @@ SAID: dict[str, tuple[str, list[str]]] = {
         told(tenant(), model("demo", "False", serviceLevelRef={"name": "chat"}), SLO),
         ["demo  not ready (ImagePull)  class quick"],
     ),
+    "a model held at zero": (
+        told(tenant(), model("demo", replicas=0, serviceLevelRef={"name": "chat"}), SLO),
+        [
+            "Model demo is held at 0 replicas by spec.replicas with spec.scaling.mode Off, and no request wakes it",
+            "`kubectl scale models.headrace.dev demo -n team-a --replicas=1`, or mode Auto (503 no_capacity)",
+        ],
+    ),
+    "a model held at zero, as gateways tell": (
+        told(
+            tenant(),
+            model("demo", replicas=0, serviceLevelRef={"name": "chat"}),
+            SLO,
+            states=(state(row(refused={"no_capacity": 1})),),
+        ),
+        ["Model demo is held at 0 replicas by spec.replicas", "1  no_capacity  no replica was there"],
+    ),
+    "a model that a request wakes": (
+        told(
+            tenant(),
+            model(
+                "demo",
+                serviceLevelRef={"name": "chat"},
+                scaling={"mode": "Auto", "minReplicas": 0, "maxReplicas": 1},
+            ),
+            SLO,
+        ),
+        ["nothing that is known here"],
+    ),
     "use of the status": (
         told(tenant({"usage": {"requestsLastMinute": 2}}, quota={"requestsPerMinute": 5}), DEMO, SLO),
         [

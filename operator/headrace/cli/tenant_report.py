@@ -13,6 +13,7 @@ from headrace.api.quantities import show_count
 from headrace.api.slo import BUILTIN_SLO, ServiceLevelObjective
 from headrace.api.tenant import ApiKey, Tenant
 from headrace.cli.explain_report import table
+from headrace.planning.replicas import why_held
 from headrace_wire.reasons import Reason
 
 LEAST_TOKENS = 2  # of a request: one of the prompt, one of the answer
@@ -204,6 +205,8 @@ def _obstacles(scene: Scene) -> Iterator[str]:
             yield f"Model {ref.name} of spec.models does not exist in this namespace (404 model_not_found)"
         elif _class_of(scene, model)[0] is None:
             yield f"Model {ref.name} offers none of spec.classes (403 class_not_allowed)"
+        elif (held := why_held(model, scene.now)) is not None:
+            yield f"Model {ref.name} is {held} (503 no_capacity)"
     use = _use(scene) or {}
     for name, limit in _limits(scene).items():
         if use.get(name, 0) >= limit:

@@ -20,6 +20,7 @@ from headrace.gateway.engines import Engine, Fleet
 from headrace.gateway.ledger import Books, ClassBook
 from headrace.gateway.settings import Settings
 from headrace.gateway.world import ObjectKey, World
+from headrace.planning.replicas import why_held
 from headrace.routing.breaker import Breakers, Permit
 from headrace.routing.ledger import Load, LoadLedger
 from headrace.routing.pick import View, pick
@@ -29,6 +30,7 @@ from headrace_wire.reasons import Reason, RequestError
 LOOK_AGAIN_S = 0.25  # between two looks at a queue in which nothing else happens: slow starts and breakers move on
 EXPECTED_OUTPUT = 128  # tokens of one choice, until the model has been seen
 LEARNING = 0.05  # weight of one more answer in the expected output
+STALLED_RETRY_S = 60.0  # somebody has to change the Model before another try can help
 COUNT_RETRY_S = 5.0  # prompts that are counted are soon counted
 MARGIN = 1.5  # of the expected output, that an answer may take without a surprise
 
@@ -147,6 +149,8 @@ class Desk:
             raise self._closed
         if not front and not len(self.queue) and self._grant_at_once(ticket, now):
             return
+        if (held := self._hub.held(self.model)) is not None:
+            raise held
         if service.name not in self.queue.classes():  # the objective has changed since the request came
             self.queue.configure({**self._rules, service.name: ClassRule(service.priority, service.ttft_s)})
         self._set_endpoints(now)
@@ -189,6 +193,8 @@ class Desk:
             refusal, item = expired.refusal, expired.item
             error = RequestError(refusal.reason, refusal.message, retry_after=self._retry_after(item, now))
             _fail(item.payload, error)
+        if len(self.queue) and (held := self._hub.held(self.model)) is not None:
+            self._fail_all(held)
         engines = self._hub.fleet.of(self.model)
         endpoints = [engine.endpoint() for engine in engines.values()] if len(self.queue) else []
         while len(self.queue) and (taken := self.queue.take(lambda item: self._admit(item, endpoints, now), now)):
@@ -220,10 +226,13 @@ class Desk:
     def end(self, error: RequestError) -> None:
         """Fail every waiting request, and those that would come back: the Model is gone."""
         self._closed = error
-        while (taken := self.queue.take(lambda item: item, float("-inf"))) is not None:
-            _fail(taken[0].payload, error)
+        self._fail_all(error)
         if self._timer is not None:
             self._timer.cancel()
+
+    def _fail_all(self, error: RequestError) -> None:
+        while (taken := self.queue.take(lambda item: item, float("-inf"))) is not None:
+            _fail(taken[0].payload, error)
 
     def _set_endpoints(self, now: float) -> None:
         self.queue.set_endpoints(self._hub.fleet.exist(self.model, now))
@@ -284,6 +293,19 @@ class Dispatcher:
     def submit(self, call: Call) -> Ticket:
         """A place in the queue of the call's Model. Raises RequestError when it is full."""
         return self._desk(call.model).submit(call)
+
+    def held(self, model: ObjectKey, wall: float | None = None) -> RequestError | None:
+        """Why no engine serves a Model nor will one come while a request waits; None: one may.
+
+        `wall`: unix seconds, by which schedules and an override count; None: they do not.
+        """
+        known, now = self.world.models.get(model), self.clock()
+        if known is None or (self.fleet.may_serve(model) and self.fleet.exist(model, now)):
+            return None
+        why = why_held(known, wall, self.limits.cold_wait_s)
+        if why is None:
+            return None
+        return RequestError(Reason.NO_CAPACITY, f"the model {model[1]!r} is {why}", retry_after=STALLED_RETRY_S)
 
     async def in_time(self, call: Call, work: Awaitable[V]) -> V:
         """Wait for what has to be done before the call can be queued. Raises RequestError at its deadline."""

@@ -28,7 +28,7 @@ from headrace.gateway.client import (
 )
 from headrace.gateway.counting import Counting, estimate, takes_long
 from headrace.gateway.dialects import CHAT_PATH, COMPLETION_PATH
-from headrace.gateway.dispatch import Dispatcher
+from headrace.gateway.dispatch import STALLED_RETRY_S, Dispatcher
 from headrace.gateway.exchange import Exchange, Stage, say_limit
 from headrace.gateway.front import HANG_UP, MALFORMED
 from headrace.gateway.identity import authenticate, check_headers, resolve
@@ -41,7 +41,6 @@ from headrace_wire.reasons import Reason, RequestError
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = dict[bytes, bytes]
 Decode = Callable[[bytearray], Body]
-STALLED_RETRY_S = 60.0  # somebody has to change the Model before another try can help
 UNREAD = 64 * 1024  # bytes of a refused request's body that are worth reading to keep its connection
 _DECODERS: dict[str, Decode] = {CHAT_PATH: decode_chat, COMPLETION_PATH: decode_completion}
 
@@ -190,6 +189,8 @@ class Gateway:
         if why is not None:
             told = f"the model {call.body.model!r} cannot start, and waiting will not help ({why})"
             raise RequestError(Reason.NO_CAPACITY, told, retry_after=STALLED_RETRY_S)
+        if (held := self._parts.dispatcher.held(call.model, stage.wall())) is not None:
+            raise held
         if call.body.streams:
             down.keep_alive(settings.hold_s, settings.beat_s)
         tokenizer, context = stage.counter.tokenizer(call.model), self._context(call)
