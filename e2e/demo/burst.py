@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from demo.story import Story
 from demo.talk import MODEL, DemoFailed
@@ -23,8 +24,16 @@ WAIT_S = 1.6  # that a request waits in the end, whatever the machine: above max
 SECONDS = 75
 UP_WITHIN = 150.0  # seconds
 DOWN_WITHIN = 360.0
-TOLD_EVERY = 15.0  # while nothing changes
+TOLD_EVERY = 15.0  # seconds: the longest silence while nothing changes
+POLL = 2.0  # seconds
 LOAD_CPUS = 0.5
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+OVER = """\
+   the burst is over; the second replica goes once one is judged enough: by the forecast, which holds the recent
+   peak for some minutes (another way to forecast, which may hold it for less, can be chosen once there are 200 s of
+   history), or, where it knows too little yet, after downAfter (20 s)"""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,7 @@ def offer(story: Story, world: World, place: Place, endpoint: Endpoint) -> None:
             watch.until(2, UP_WITHIN)
             story.command(f"headrace explain model {MODEL} -n {namespace}")
             story.result(explain(world.kube, namespace))
-            printed, problems = load.communicate(timeout=SECONDS + 200)
+            printed, problems = watch.beside(lambda seconds: load.communicate(timeout=seconds), SECONDS + 200)
         finally:
             if load.poll() is None:
                 load.kill()
@@ -58,10 +67,7 @@ def offer(story: Story, world: World, place: Place, endpoint: Endpoint) -> None:
     if load.returncode:
         raise DemoFailed(f"the load generator failed: {problems.strip()[-500:]}")
     _tell_load(story, json.loads(printed))
-    story.line(
-        "   the burst is over; the second replica goes once one is judged enough: by the forecast, which holds the"
-    )
-    story.line("   recent peak for some minutes, or, where it knows too little yet, after downAfter (20 s)")
+    story.line(OVER)
     watch.until(1, DOWN_WITHIN, lambda: why_not_fewer(recording(world.kube, place)))
 
 
@@ -98,9 +104,12 @@ class Watch:
     sleep: Callable[[float], None] = time.sleep
 
     def until(self, replicas: int, within: float, why: Callable[[], str] | None = None) -> None:
-        """So many are ready; `why` says what is waited for. Raises WaitFailed after `within` seconds."""
+        """So many are ready; `why` says what is waited for. Raises WaitFailed after `within` seconds.
+
+        A reason is told whole when its words are new, numbers apart; else a line says that nothing has changed.
+        """
         began = told = self.clock()
-        last = ""
+        last = words = ""
         while (now := self.clock()) < began + within:
             status = self.status()
             line = _figures(status)
@@ -109,11 +118,28 @@ class Watch:
                 last, told = line, now
             if status.get("readyReplicas") == replicas and status.get("replicas") == replicas:
                 return
-            if why is not None and now - told >= TOLD_EVERY:
-                self.story.line(f"   after {now - began:.0f} s: {why()}")
-                told = now
-            self.sleep(2)
+            if now - told >= TOLD_EVERY - POLL:
+                reason = why() if why is not None else ""
+                same = NUMBER.sub("#", reason) == words
+                self.story.line(f"   after {now - began:.0f} s: {'still so' if same else reason}")
+                words, told = NUMBER.sub("#", reason), now
+            self.sleep(POLL)
         raise WaitFailed(f"the model did not come to {replicas} ready replicas within {within:.0f} s; last: {last}")
+
+    def beside(self, finish: Callable[[float], T], within: float) -> T:
+        """What `finish` returns; it is given so many seconds and raises TimeoutExpired, and is called again.
+
+        Raises DemoFailed after `within` seconds.
+        """
+        began = self.clock()
+        while True:
+            try:
+                return finish(TOLD_EVERY - POLL)
+            except subprocess.TimeoutExpired as error:
+                spent = self.clock() - began
+                if spent >= within:
+                    raise DemoFailed(f"the load generator did not end within {within:.0f} s") from error
+                self.story.line(f"   {spent:.0f} s later, still under load: {_figures(self.status())}")
 
 
 def recording(kube: Kube, place: Place) -> str:

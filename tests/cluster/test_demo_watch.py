@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
+import re
+import subprocess
 from typing import Any
 
 import msgspec
 import pytest
 
-from demo.burst import TOLD_EVERY, Watch, why_not_fewer
+from demo.burst import OVER, TOLD_EVERY, Watch, why_not_fewer
 from demo.story import Story
+from demo.talk import DemoFailed
+from headrace.scaling.rehearsal import LEAST_S
 from headrace.scaling.types import Candidate, Decision, Guard, Reason
 from rig.kube import WaitFailed
 
@@ -56,9 +61,73 @@ def test_what_is_waited_for_is_told_every_while(monkeypatch: pytest.MonkeyPatch)
     watch = Watch(Story(1), lambda: status(2 if clock.now < 1070 else 1), clock.read, clock.sleep)
     watch.until(1, 240, lambda: "the peak is held")
     waited = [line for line in out.getvalue().splitlines() if "the peak is held" in line]
-    assert waited[0] == "   after 16 s: the peak is held"  # polled every 2 s
-    assert len(waited) == 70 // (TOLD_EVERY + 1)
+    assert waited == ["   after 14 s: the peak is held"]  # polled every 2 s
+    assert re.findall(r"after (\d+) s: still so", out.getvalue()) == ["28", "42", "56"]
     assert out.getvalue().splitlines()[-1].startswith("   replicas 1 ready / 1 desired")
+
+
+def test_reason_is_told_whole_again_where_its_words_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, out = Clock(), io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    reasons = iter(["24.4 requests/s, held for 600 s", "3 requests/s, held for 60 s", "one is enough", "one is enough"])
+    watch = Watch(Story(1), lambda: status(2 if clock.now < 1058 else 1), clock.read, clock.sleep)
+    watch.until(1, 240, lambda: next(reasons))
+    assert re.findall(r"after (\d+) s: (.*)", out.getvalue()) == [
+        ("14", "24.4 requests/s, held for 600 s"),
+        ("28", "still so"),
+        ("42", "one is enough"),
+        ("56", "still so"),
+    ]
+
+
+@dataclasses.dataclass
+class Load:
+    """A load generator that ends at a time."""
+
+    clock: Clock
+    ends: float
+
+    def finish(self, seconds: float) -> str:
+        began = self.clock.now
+        self.clock.now = min(began + seconds, max(began, self.ends))
+        if self.clock.now < self.ends:
+            raise subprocess.TimeoutExpired("load", seconds)
+        return "told"
+
+
+def test_no_silence_while_the_load_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, out, told = Clock(), io.StringIO(), [1000.0]
+    monkeypatch.setattr("sys.stdout", out)
+
+    def seen() -> dict[str, Any]:
+        told.append(clock.now)
+        return status(2)
+
+    load = Load(clock, 1065.0)
+    assert Watch(Story(1), seen, clock.read, clock.sleep).beside(load.finish, 275) == "told"
+    lines = out.getvalue().splitlines()
+    assert len(lines) == len(told) - 1
+    assert all("still under load: replicas 2 ready / 2 desired" in line for line in lines)
+    assert max(later - earlier for earlier, later in itertools.pairwise([*told, load.ends])) <= TOLD_EVERY
+
+
+def test_no_silence_while_a_replica_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, out = Clock(), io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    Watch(Story(1), lambda: status(1 if clock.now < 1040 else 2), clock.read, clock.sleep).until(2, 150)
+    assert re.findall(r"after (\d+) s: still so", out.getvalue()) == ["14", "28"]
+
+
+def test_load_without_an_end_is_a_failure_in_words() -> None:
+    clock = Clock()
+    watch = Watch(Story(1), lambda: status(2), clock.read, clock.sleep)
+    with pytest.raises(DemoFailed, match="did not end within 275 s"):
+        watch.beside(Load(clock, 9000.0).finish, 275)
+    assert clock.now <= 1275 + TOLD_EVERY
+
+
+def test_history_that_a_choice_needs_is_as_told() -> None:
+    assert f"once there are {LEAST_S:.0f} s of" in OVER
 
 
 def test_replicas_that_do_not_come_are_a_failure_in_words() -> None:
