@@ -17,6 +17,7 @@ from rig.stage import Stage
 
 pytestmark = pytest.mark.e2e
 BYSTANDER = "bystander"
+NAME = ("--name", "theirs")  # of the key's file: a demo of this checkout may be up
 
 
 @pytest.fixture
@@ -51,11 +52,11 @@ def present(stage: Stage) -> set[str]:
 
 def test_demo_on_a_users_cluster_removes_only_what_it_made(stage: Stage, theirs: dict[str, str]) -> None:
     before = present(stage)
-    told = demo("up", "--no-burst", environment=theirs)
+    told = demo("up", "--no-burst", *NAME, environment=theirs)
     assert "TTFT" in told
     assert "are there and are used as they are" in told
     assert {"namespace/headrace", "namespace/team-a"} <= present(stage) - before
-    told = demo("down", environment=theirs)
+    told = demo("down", *NAME, environment=theirs)
     assert "namespace team-a and all in it" in told
     assert present(stage) == before
     assert {f"customresourcedefinition.apiextensions.k8s.io/{name}" for name in DEFINITIONS} <= before

@@ -16,9 +16,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="demo", description=__doc__)
     verbs = top.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("up", help="run the demo and leave the cluster up")
-    run.add_argument(
-        "--no-burst", action="store_true", help="leave out the last step, which takes two to three minutes"
-    )
+    run.add_argument("--no-burst", action="store_true", help="leave out the last step, which takes about four minutes")
     end = verbs.add_parser("down", help="remove all that the demo started")
     for verb in (run, end):
         verb.add_argument("--name", default=INSTANCE, help="of the embedded cluster (default: %(default)s)")

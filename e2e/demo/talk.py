@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from demo.story import Story
 from rig.chat import Answer, Endpoint, chat, question
 
@@ -20,11 +22,13 @@ def expect(met: bool, what: str, answer: Answer) -> None:
         )
 
 
-def streamed_answer(story: Story, endpoint: Endpoint) -> Answer:
-    """Ask once and print the answer as it comes."""
+def streamed_answer(story: Story, endpoint: Endpoint, key_file: Path) -> Answer:
+    """Ask once and print the answer as it comes. `key_file` is named instead of the key, which is never printed."""
     body = question(MODEL, "What is TTFT?")
+    story.command(f"URL={endpoint.url}   # while the demo runs; later by the port-forward that its last lines tell")
+    story.command(f"KEY=$(cat {key_file})")
     story.command(
-        'curl -N $URL/v1/chat/completions -H "Authorization: Bearer $KEY" -d '
+        'curl -N $URL/v1/chat/completions -H "Authorization: Bearer $KEY" -H "content-type: application/json" -d '
         f'\'{{"model": "{MODEL}", "stream": true, "messages": [{{"role": "user", "content": "What is TTFT?"}}]}}\''
     )
     story.piece("     ")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import binaries, cache, images, instance, network
+from cluster import binaries, cache, images, instance, network, teardown
 from cluster.addresses import check_name
 from cluster.errors import ClusterError
 from cluster.instance import Instance
@@ -121,6 +121,18 @@ def close_world(name: str, releases: Sequence[str], namespaces: Sequence[str]) -
     if own is not None:
         foreign.clear(foreign.connect(own), releases, namespaces)
         return
-    instance.down(name)
-    print(f"The embedded cluster {name} is gone; its image store and caches stay below {cache.root()}.")
-    print(f"`PYTHONPATH=e2e python3 -m cluster down --name {name} --purge` drops its image store, too.")
+    if _is_there(name):
+        instance.down(name)
+        print(f"The embedded cluster {name} is gone; its image store and caches stay below {cache.root()}.")
+    else:
+        others = sorted(file.parent.name for file in cache.root().glob("state/*/instance.json"))
+        there = f"; those that are there, for --name: {', '.join(others)}" if others else ""
+        print(f"There is no embedded cluster {name}{there}.")
+    if Instance(name).layout.images.exists():
+        print(f"`PYTHONPATH=e2e python3 -m cluster down --name {name} --purge` drops its image store, too.")
+
+
+def _is_there(name: str) -> bool:
+    """Whether anything of an embedded instance, its image store apart, is on this machine."""
+    found = Instance(check_name(name))
+    return found.layout.record.exists() or bool(teardown.leftovers(found.plan(), found.layout))

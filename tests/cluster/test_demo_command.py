@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,10 @@ from cluster.paths import Layout
 from cluster.process import Process, start_time
 from cluster.record import Record
 from demo import __main__ as command
+from demo import burst, talk
 from demo import up as scenes
+from rig import world
+from rig.chat import Answer, Endpoint
 from rig.install import Key
 from rig.kube import ClusterGone, Kube, wait_until
 
@@ -29,7 +35,8 @@ def done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("KUBECONFIG", raising=False)
-    monkeypatch.setattr(scenes, "SECRET", tmp_path / ".headrace" / "demo-key")
+    monkeypatch.setattr(scenes, "ROOT", tmp_path)
+    monkeypatch.setattr(scenes, "SECRETS", tmp_path / ".headrace")
     monkeypatch.setattr(scenes, "close_world", lambda name, releases, namespaces: names.append(name))
     return names
 
@@ -113,9 +120,130 @@ def test_interrupt_is_a_sentence_that_tells_what_is_left(
 
 
 def test_key_is_readable_by_its_owner_alone(done: list[str]) -> None:
-    scenes.keep(Key("hr-secret", "0" * 64))
-    assert scenes.SECRET.read_text() == "hr-secret\n"
-    assert stat.S_IMODE(scenes.SECRET.stat().st_mode) == 0o600
+    kept = scenes.key_file("demo")
+    scenes.keep(Key("hr-secret", "0" * 64), kept)
+    assert kept.read_text() == "hr-secret\n"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(("name", "file", "other"), [("demo", "demo-key", "fresh"), ("fresh", "fresh-key", "demo")])
+def test_down_removes_the_key_of_its_own_name(
+    name: str, file: str, other: str, done: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for one in (name, other):
+        scenes.keep(Key(f"hr-{one}", "0" * 64), scenes.key_file(one))
+    assert (tmp_path / ".headrace" / file).read_text() == f"hr-{name}\n"
+    assert say(monkeypatch, "down", *([] if name == "demo" else ["--name", name])) == 0
+    assert [found.name for found in (tmp_path / ".headrace").iterdir()] == [f"{other}-key"]
+
+
+def test_name_that_leads_out_of_the_folder_is_refused(
+    done: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    assert say(monkeypatch, "down", "--name", "../key") == 1
+    assert "'../key'" in capsys.readouterr().err
+    assert done == []
+
+
+class Play:
+    """A World with a gateway that nobody calls, and a kubectl that says nothing."""
+
+    def __init__(self, found: Kube):
+        self.kube, self.images, self.netns = found, None, None
+
+    @contextlib.contextmanager
+    def gateway(self, release: str) -> Iterator[str]:
+        yield "http://127.0.0.1:4321"
+
+    def endpoint_for_load(self, release: str, url: str, key: str) -> Endpoint:
+        return Endpoint(url, key)
+
+
+@pytest.fixture
+def played(done: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that `up` does outside of itself does nothing, and a chat is answered."""
+    keys = {tenant: Key(f"hr-{tenant}-secret", "0" * 64) for tenant in ("search", "guest")}
+    stands = {
+        "check": lambda: None,
+        "prepare": lambda kinds: None,
+        "open_world": lambda name: Play(kube(tmp_path, "exit 0")),
+        "install": lambda *arguments: None,
+        "apply_samples": lambda story, found: keys,
+    }
+    for name, stand in stands.items():
+        monkeypatch.setattr(scenes, name, stand)
+    answer = Answer(status=200, text="a word", ended=True, ttft_s=0.1, total_s=0.2, tokens=3)
+    monkeypatch.setattr(talk, "chat", lambda endpoint, body, on_text: answer)
+    monkeypatch.setattr(talk, "refusals", lambda story, search, guest: None)
+    monkeypatch.setattr(burst, "offer", lambda story, world, place, endpoint: None)
+
+
+@pytest.mark.parametrize(("words", "count"), [([], 6), (["--no-burst"], 5)])
+def test_steps_that_are_announced_are_those_that_are_counted(
+    words: list[str], count: int, played: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert say(monkeypatch, "up", *words) == 0
+    told = capsys.readouterr().out
+    announced = re.findall(r"^  (\d) (.*?): ", told, re.MULTILINE)
+    begun = re.findall(r"^== (\d)/(\d)  (.*)$", told, re.MULTILINE)
+    assert [number for number, _ in announced] == [str(number) for number in range(1, count + 1)]
+    assert begun == [(number, str(count), title) for number, title in announced]
+
+
+@pytest.mark.parametrize(("words", "file"), [([], "demo-key"), (["--name", "fresh"], "fresh-key")])
+def test_printed_commands_say_what_they_use_and_never_the_key(
+    words: list[str],
+    file: str,
+    played: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert say(monkeypatch, "up", "--no-burst", *words) == 0
+    told = capsys.readouterr().out
+    assert "secret" not in told
+    curl = told.index("$ curl -N $URL")
+    for definition in ("$ URL=http://127.0.0.1:4321 ", f"$ KEY=$(cat .headrace/{file})\n"):
+        assert 0 <= told.find(definition) < curl
+    assert f'"Authorization: Bearer $(cat .headrace/{file})"' in told[curl:]
+    assert (tmp_path / ".headrace" / file).read_text() == "hr-search-secret\n"
+
+
+@pytest.mark.parametrize(
+    ("left", "image_store", "stopped", "words"),
+    [
+        pytest.param(
+            [], False, [], ["There is no embedded cluster mine; those that are there, for --name: fresh"], id="none"
+        ),
+        pytest.param(
+            [], True, [], ["There is no embedded cluster mine", "--name mine --purge"], id="image-store-alone"
+        ),
+        pytest.param(["a mount"], False, ["mine"], ["The embedded cluster mine is gone"], id="half-dead"),
+        pytest.param(["all"], True, ["mine"], ["The embedded cluster mine is gone", "--name mine --purge"], id="up"),
+    ],
+)
+def test_closing_says_what_was_there(
+    left: list[str],
+    image_store: bool,
+    stopped: list[str],
+    words: list[str],
+    done: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(world.instance, "down", calls.append)
+    monkeypatch.setattr(world.teardown, "leftovers", lambda plan, layout: left)
+    record("", LIVE, "fresh")
+    if image_store:
+        Layout.of("mine").images.mkdir(parents=True)
+    world.close_world("mine", [], [])
+    assert calls == stopped
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == len(words)
+    for line, word in zip(told, words, strict=True):
+        assert word in line
 
 
 def kube(tmp_path: Path, script: str) -> Kube:
