@@ -45,3 +45,16 @@ def test_a_tenant_without_a_key_that_works_is_not_ready(ends: tuple[int | None, 
     assert conditions["Accepted"].status == conditions["Enforced"].status == "True"
     if ready[0] == "False":
         assert all(f"'k{i}' ({moment})" in found.message for i, moment in enumerate(moments))
+
+
+@pytest.mark.parametrize(("count", "says"), [(0, "0 keys, 0 models"), (1, "1 key, 1 model"), (2, "2 keys, 2 models")])
+def test_an_accepted_tenant_counts_what_it_has(count: int, says: str) -> None:
+    keys = [{"name": f"k{i}", "sha256": f"{i:064x}"} for i in range(count)]
+    models = [{"name": f"m{i}"} for i in range(count)]
+    of = Tenant.model_validate(
+        {"metadata": {"name": "a", "namespace": "x", "uid": "u"}, "spec": {"apiKeys": keys, "models": models}}
+    )
+    known = {one["name"]: None for one in models}
+    view = TenantView(tenant=of, models=known, key_owners={}, reports=[], usage_written_at=None, now=NOW)
+    accepted = next(c for c in tenant_status(view).conditions if c.type == "Accepted")
+    assert (accepted.status, accepted.message) == ("True", says)

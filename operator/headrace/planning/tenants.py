@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from headrace.api.conditions import Condition, ConditionType
+from headrace.api.quantities import show_count
 from headrace.api.slo import SloSpec
-from headrace.api.tenant import Tenant, TenantStatus, TenantUsage
+from headrace.api.tenant import Tenant, TenantSpec, TenantStatus, TenantUsage
 from headrace.planning.live import MOVED, WRITE_EVERY_S
 from headrace.planning.reasons import Why
 from headrace.planning.workload import condition
@@ -103,7 +104,11 @@ def _accepted(view: TenantView) -> Condition:
     unknown = _class_problem(view)
     if unknown is not None:
         return condition(kind, "False", Why.CLASS_UNKNOWN, unknown)
-    return condition(kind, "True", Why.VALID, f"{len(spec.api_keys)} keys, {len(spec.models)} models")
+    return condition(kind, "True", Why.VALID, _size(spec))
+
+
+def _size(spec: TenantSpec) -> str:
+    return f"{show_count(len(spec.api_keys), 'key')}, {show_count(len(spec.models), 'model')}"
 
 
 def _whose(tenant: Tenant, other: Tenant) -> str:
