@@ -364,6 +364,24 @@ def test_whose_decision_zero_is(spec: dict[str, Any], other: str | None, says: s
     assert status.scaling.desired == 0
 
 
+@pytest.mark.parametrize(
+    ("mode", "says", "never"),
+    [
+        ("Off", "spec.replicas 3 does not hold meanwhile: nothing need change if it shall decide; else", '"Off"'),
+        ("Advise", 'set spec.scaling.mode to "Off" and let it decide, or remove', "nothing need change"),
+        ("Auto", 'set spec.scaling.mode to "Off" and let it decide, or remove', "nothing need change"),
+    ],
+    ids=["off", "advise", "auto"],
+)
+def test_what_ends_another_writers_hold_depends_on_the_mode(mode: str, says: str, never: str) -> None:
+    scaling = {"mode": mode} if mode == "Off" else {"mode": mode, "maxReplicas": 5}
+    status = model_status(view(model(scaling=scaling, replicas=3), [], scaling=ScalingView(other_manager="kubectl")))
+    found = next(c for c in status.conditions if c.type == "ScalingActive")
+    assert (found.status, found.reason) == ("False", "Conflict")
+    assert "'kubectl' owns .spec.replicas" in found.message and "metadata.managedFields" in found.message
+    assert says in found.message and never not in found.message
+
+
 @pytest.mark.parametrize("mode", ["Off", "Advise", "Auto"])
 def test_the_wanted_count_is_always_told(mode: str) -> None:
     scaling = {"mode": mode} if mode == "Off" else {"mode": mode, "maxReplicas": 5}

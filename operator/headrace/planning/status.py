@@ -229,14 +229,7 @@ def _why_missed(view: View) -> str:
 def _scaling_active(view: View) -> Condition:
     kind, scaling, spec = ConditionType.SCALING_ACTIVE, view.scaling, view.model.spec
     if scaling.other_manager is not None:
-        return condition(
-            kind,
-            "False",
-            Why.CONFLICT,
-            f"{scaling.writer} owns .spec.replicas of Deployment {view.model.metadata.name}; Headrace leaves it alone: "
-            'set spec.scaling.mode to "Off" and let it decide, or remove it, and its entry in the Deployment\'s '
-            "metadata.managedFields",
-        )
+        return condition(kind, "False", Why.CONFLICT, _conflict(view))
     mode = spec.scaling.mode
     if view.judgement.refusal is not None and mode != "Off":
         message = "nothing is scaled while the Model is stalled: do what the condition Stalled says first"
@@ -256,6 +249,17 @@ def _scaling_active(view: View) -> Condition:
     if scaling.trouble is not None:
         return condition(kind, "Unknown", scaling.trouble[0], cured(*scaling.trouble))
     return condition(kind, "True", Why.ACTIVE, message)
+
+
+def _conflict(view: View) -> str:
+    """Another writer owns the number of replicas: what to do if it shall go on, and if it shall not."""
+    name, writer = view.model.metadata.name, view.scaling.writer
+    told = f"{writer} owns .spec.replicas of Deployment {name}; Headrace leaves it alone"
+    entry = "remove it, and its entry in the Deployment's metadata.managedFields"
+    if view.model.spec.scaling.mode == "Off":
+        held = f"{told}, and spec.replicas {view.model.spec.replicas} does not hold meanwhile"
+        return f"{held}: nothing need change if it shall decide; else {entry}"
+    return f'{told}: set spec.scaling.mode to "Off" and let it decide, or {entry}'
 
 
 def _is_reconciling(view: View, workload: Condition) -> bool:
