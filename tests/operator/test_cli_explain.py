@@ -148,6 +148,11 @@ def test_another_writer_of_the_number_is_named_in_place_of_the_rules(
     assert "mode Auto: the autoscaler does not act while another writer sets the number, between 1 and 2" in text
     assert "only the other writer, until it lets go: hpa owns .spec.replicas" in text
     assert "up: " not in text and "the autoscaler acts" not in text
+    off = {**MODEL, "status": status, "spec": {**MODEL["spec"], "scaling": {"mode": "Off"}}}
+    (tmp_path / "off.json").write_text(json.dumps(off))
+    text = explain(capsys, "demo", "-n", "team-a", "--file", str(tmp_path / "off.json"))
+    assert "which does not hold while another writer sets the number, 1 ready" in text
+    assert "only the other writer, until it lets go" in text and "only spec.replicas" not in text
 
 
 def test_schedules_under_the_mode_off_are_said_not_to_hold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -173,12 +178,36 @@ def test_a_model_that_nobody_has_looked_at_is_explained_too(capsys: pytest.Captu
     text = explain(capsys, "new", "--file", str(path))
     for expected in (
         "its state is not known yet",
-        "has not yet read generation 1",
+        "no operator has seen it yet. Either the operator does not run",
         "2 wanted by spec.replicas",
         "not computed yet",
         "none yet",
-        "scaling.mode is Off",
+        "nothing, before an operator has seen it",
         "Service level (built in)",
+    ):
+        assert expected in text, text
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Advise"])
+def test_of_a_model_in_a_namespace_that_nobody_serves_only_that_is_told(
+    mode: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pending = {"type": "Ready", "status": "Unknown", "reason": "Pending", "message": "Waiting for the operator."}
+    given = {
+        **MODEL,
+        "metadata": {"name": "demo", "namespace": "team-z", "generation": 1},
+        "spec": {**MODEL["spec"], "scaling": {"mode": mode, "minReplicas": 1, "maxReplicas": 2}},
+        "status": {"conditions": [{**pending, "lastTransitionTime": "1970-01-01T00:00:00Z"}]},
+    }
+    (tmp_path / "m.json").write_text(json.dumps(given))
+    text = explain(capsys, "demo", "-n", "team-z", "--file", str(tmp_path / "m.json"))
+    for never in ("1970", "autoscaler", "0 wanted", "Waiting for the operator", "Pending", "when"):
+        assert never not in text, text
+    for expected in (
+        "Model demo in namespace team-z: its state is not known yet",
+        "or namespace team-z is not among `namespaces` of any installation",
+        "--reuse-values --set 'namespaces={PRESENT,team-z}'`",
+        f"spec.scaling asks for mode {mode}, between 1 and 2",
     ):
         assert expected in text, text
 

@@ -77,6 +77,8 @@ def told(
 
 DEMO = model("demo", serviceLevelRef={"name": "chat"})
 REFUSED_CONDITION = {"type": "Accepted", "status": "False", "reason": "KeyInUse", "message": "key ci is tenant a's"}
+PENDING = {"type": "Ready", "status": "Unknown", "reason": "Pending", "message": "Waiting for the operator."}
+UNSEEN = {**DEMO, "status": {"conditions": [PENDING]}}
 FULL = state(row(requests_last_minute=3, tokens_last_minute=10, concurrent_requests=1))
 
 SAID: dict[str, tuple[str, list[str]]] = {
@@ -101,6 +103,38 @@ SAID: dict[str, tuple[str, list[str]]] = {
     "a model that is not there": (
         told(tenant(), model("other"), SLO),
         ["Model demo of spec.models does not exist", "demo  there is no such Model", "may not call: other"],
+    ),
+    "one of two models that is not there": (
+        told(
+            tenant(
+                {"conditions": [{**REFUSED_CONDITION, "reason": "ModelNotFound", "message": "none is named second"}]},
+                models=[{"name": "demo"}, {"name": "second"}],
+            ),
+            DEMO,
+            SLO,
+        ),
+        [
+            "served\n  only requests for second, not those for demo: Model second of spec.models does not exist in "
+            "this namespace (404 model_not_found)\n\nKeys",
+            "Accepted  False  ModelNotFound  none is named second",
+        ],
+    ),
+    "two models that are not there": (
+        told(tenant(models=[{"name": "one"}, {"name": "two"}])),
+        ["served\n  Model one of spec.models does not exist", "\n  Model two of spec.models does not exist"],
+    ),
+    "a model that no operator has seen": (
+        told(tenant(), UNSEEN, SLO),
+        ["Model demo is served by nothing: no operator has seen it yet", "demo  not known to be ready  class quick"],
+    ),
+    "a namespace that nobody serves": (
+        told({**tenant(), "status": {"conditions": [PENDING]}}, UNSEEN, SLO),
+        [
+            "its state is not known yet\nIt may not be in force: no operator has seen it yet. Either",
+            "namespace team-a is not among `namespaces` of any installation",
+            "no gateway may know its keys (401)",
+            "Conditions\n  none yet",
+        ],
     ),
     "no class": (
         told(tenant(classes=["slow"]), DEMO, SLO),

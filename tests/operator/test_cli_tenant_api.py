@@ -35,7 +35,8 @@ def test_a_stored_tenant_is_explained_with_its_models(
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig))
     assert main(["explain", "tenant", "search", "-n", namespace]) == 0
     text = capsys.readouterr().out
-    assert f"Tenant search in namespace {namespace}: not known to be ready (Pending)" in text
+    assert f"Tenant search in namespace {namespace}: its state is not known yet" in text
+    assert f"or namespace {namespace} is not among `namespaces` of any installation" in text and "1970" not in text
     assert f"ci  sha256 {SHA[:12]}…  works, never expires" in text and SHA not in text
     assert "demo  not known to be ready" in text or "demo  not ready (Pending)" in text, text
     assert "class quick" in text and "may not call: other" in text

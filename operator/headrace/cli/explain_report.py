@@ -6,10 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.api.conditions import ConditionType
+from headrace.api.crd import EPOCH
 from headrace.api.model import Model
+from headrace.api.model_status import ModelStatus
 from headrace.api.quantities import seconds, show_count
 from headrace.api.schedule import Schedule
 from headrace.api.slo import BUILTIN_SLO, ServiceLevelObjective
+from headrace.api.tenant import Tenant
 from headrace.planning.reasons import Why
 from headrace.scaling.outlook import outlook
 from headrace.scaling.types import Policy
@@ -37,15 +40,39 @@ def report(model: Model, slo: ServiceLevelObjective | None, at: float | None = N
 def _headline(model: Model) -> str:
     ready = next((c for c in model.status.conditions if c.type == "Ready"), None)
     state = "its state is not known yet"
-    if ready is not None:
+    if ready is not None and not unseen(model):
+        since = "" if ready.last_transition_time in (None, "", EPOCH) else f" since {ready.last_transition_time}"
         state = {"True": "ready", "False": "not ready"}.get(ready.status, "not known to be ready")
-        state += f" ({ready.reason})" + (f" since {ready.last_transition_time}" if ready.last_transition_time else "")
+        state += f" ({ready.reason}){since}"
     text = f"Model {model.metadata.name} in namespace {model.metadata.namespace}: {state}"
+    if unseen(model):
+        return f"{text}\nIt is served by nothing: {why_unseen(model.metadata.namespace)}"
     seen, wanted = model.status.observed_generation, model.metadata.generation
     return f"{text}\nThe operator has not yet read generation {wanted} of the spec." if seen < wanted else text
 
 
+def unseen(obj: Model | Tenant) -> bool:
+    """No operator has ever written its status: what stands there is the definition's default."""
+    status = obj.status
+    if status.observed_generation >= 0 or (isinstance(status, ModelStatus) and status.scaling is not None):
+        return False
+    return all(c.reason == Why.PENDING.value for c in status.conditions)
+
+
+def why_unseen(namespace: str) -> str:
+    """Both reasons, and what changes either."""
+    return (
+        "no operator has seen it yet. Either the operator does not run (`kubectl get pods -A -l "
+        f"app.kubernetes.io/name=headrace`), or namespace {namespace} is not among `namespaces` of any "
+        "installation: `helm upgrade headrace charts/headrace -n headrace --reuse-values --set "
+        f"'namespaces={{PRESENT,{namespace}}}'` with its present ones for PRESENT"
+    )
+
+
 def _conditions(model: Model) -> Iterator[str]:
+    if unseen(model):
+        yield "none yet"
+        return
     rows = [(c.type, c.status, c.reason, c.message) for c in model.status.conditions]
     yield from table(rows) if rows else ["none yet"]
 
@@ -53,9 +80,13 @@ def _conditions(model: Model) -> Iterator[str]:
 def _replicas(model: Model, at: float | None) -> Iterator[str]:
     status, scaling = model.status, model.spec.scaling
     if scaling.mode == "Off":
-        yield f"{model.spec.replicas} wanted by spec.replicas (scaling.mode Off), {status.ready_replicas} ready"
+        idle = ", which does not hold while another writer sets the number" if _rival(model) else ""
+        yield f"{model.spec.replicas} wanted by spec.replicas (scaling.mode Off){idle}, {status.ready_replicas} ready"
         if scaling.override is not None or scaling.schedules:
             yield "schedules and an override hold under the modes Auto and Advise alone"
+    elif unseen(model):
+        bounds = scaling.bounds(at)
+        yield f"not decided yet; spec.scaling asks for mode {scaling.mode}, between {bounds.least} and {bounds.most}"
     else:
         desired = status.scaling.desired if status.scaling is not None else status.replicas
         yield f"{desired} wanted, {status.replicas} there, {status.ready_replicas} ready"
@@ -150,11 +181,14 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
 
 def _outlook(model: Model, slo: ServiceLevelObjective | None, at: float | None) -> Iterator[str]:
     scaling, status = model.spec.scaling, model.status
-    if scaling.mode == "Off":
-        yield "only spec.replicas, or `kubectl scale`: scaling.mode is Off"
+    if unseen(model):
+        yield "nothing, before an operator has seen it"
         return
     if (rival := _rival(model)) is not None:
         yield f"only the other writer, until it lets go: {rival}"
+        return
+    if scaling.mode == "Off":
+        yield "only spec.replicas, or `kubectl scale`: scaling.mode is Off"
         return
     current = status.scaling.desired if status.scaling is not None else status.replicas
     told = outlook(Policy.of(model, slo, at), current, _cold_start(model))

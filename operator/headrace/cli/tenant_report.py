@@ -12,7 +12,8 @@ from headrace.api.model import Model
 from headrace.api.quantities import show_count
 from headrace.api.slo import BUILTIN_SLO, ServiceLevelObjective
 from headrace.api.tenant import ApiKey, Tenant
-from headrace.cli.explain_report import table
+from headrace.cli.explain_report import table, unseen, why_unseen
+from headrace.planning.reasons import Why
 from headrace.planning.replicas import why_held
 from headrace_wire.reasons import Reason
 
@@ -77,16 +78,21 @@ def _headline(scene: Scene) -> str:
     tenant = scene.tenant
     ready = next((c for c in tenant.status.conditions if c.type == "Ready"), None)
     state = "its state is not known yet"
-    if ready is not None:
+    if ready is not None and not unseen(tenant):
         state = {"True": "ready", "False": "not ready"}.get(ready.status, "not known to be ready")
         state += f" ({ready.reason})"
     text = f"Tenant {tenant.metadata.name} in namespace {tenant.metadata.namespace}: {state}"
+    if unseen(tenant):
+        return f"{text}\nIt may not be in force: {why_unseen(tenant.metadata.namespace)}"
     if tenant.status.observed_generation < tenant.metadata.generation:
         text += f"\nThe operator has not yet read generation {tenant.metadata.generation} of the spec."
     return text
 
 
 def _conditions(scene: Scene) -> Iterator[str]:
+    if unseen(scene.tenant):
+        yield "none yet"
+        return
     rows = [(c.type, c.status, c.reason, c.message) for c in scene.tenant.status.conditions]
     yield from table(rows) if rows else ["none yet"]
 
@@ -167,6 +173,8 @@ def _model_row(scene: Scene, name: str) -> tuple[str, str, str, str]:
     if model is None:
         return name, "there is no such Model", "", ""
     ready = next((c for c in model.status.conditions if c.type == "Ready"), None)
+    if unseen(model):
+        ready = None
     state = "not known to be ready" if ready is None else f"{'ready' if ready.status == 'True' else 'not ready'}"
     if ready is not None and ready.status != "True":
         state += f" ({ready.reason})"
@@ -194,23 +202,40 @@ def _obstacles(scene: Scene) -> Iterator[str]:
     for name in ("tokensPerMinute", "tokensPerDay"):
         if (limit := _limits(scene).get(name, LEAST_TOKENS)) < LEAST_TOKENS:
             yield f"spec.quota.{name} is {limit}: the shortest request takes {LEAST_TOKENS} tokens, so raise it"
+    if unseen(scene.tenant) and not scene.rows:
+        yield "no operator has seen it, so that no gateway may know its keys (401): see above"
     for condition in scene.tenant.status.conditions:
-        if condition.type != "Ready" and condition.status == "False":
+        by_model = condition.reason == Why.MODEL_NOT_FOUND.value
+        if condition.type != "Ready" and condition.status == "False" and not by_model:
             yield f"{condition.type} is False ({condition.reason}): {condition.message}"
     if not spec.models:
         yield "spec.models is empty: every request is refused (403 model_not_allowed)"
-    for ref in spec.models:
-        model = scene.models.get(ref.name)
-        if model is None:
-            yield f"Model {ref.name} of spec.models does not exist in this namespace (404 model_not_found)"
-        elif _class_of(scene, model)[0] is None:
-            yield f"Model {ref.name} offers none of spec.classes (403 class_not_allowed)"
-        elif (held := why_held(model, scene.now)) is not None:
-            yield f"Model {ref.name} is {held} (503 no_capacity)"
+    yield from _models_obstacles(scene)
     use = _use(scene) or {}
     for name, limit in _limits(scene).items():
         if use.get(name, 0) >= limit:
             yield f"{name} is used up, {use[name]} of {limit}: requests are refused (429 quota_exceeded)"
+
+
+def _models_obstacles(scene: Scene) -> Iterator[str]:
+    """What keeps each Model of spec.models from serving it; said of that Model alone where others serve."""
+    found = {ref.name: _model_obstacle(scene, ref.name) for ref in scene.tenant.spec.models}
+    others = ", ".join(name for name, why in found.items() if why is None)
+    for name, why in found.items():
+        if why is not None:
+            yield f"only requests for {name}, not those for {others}: {why}" if others else why
+
+
+def _model_obstacle(scene: Scene, name: str) -> str | None:
+    model = scene.models.get(name)
+    if model is None:
+        return f"Model {name} of spec.models does not exist in this namespace (404 model_not_found)"
+    if _class_of(scene, model)[0] is None:
+        return f"Model {name} offers none of spec.classes (403 class_not_allowed)"
+    if unseen(model):
+        return f"Model {name} is served by nothing: {why_unseen(model.metadata.namespace)}"
+    held = why_held(model, scene.now)
+    return None if held is None else f"Model {name} is {held} (503 no_capacity)"
 
 
 def _refusals_title(scene: Scene) -> str:
