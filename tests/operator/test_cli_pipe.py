@@ -80,8 +80,7 @@ def test_command_whose_package_is_not_installed_says_what_to_install(
     command: list[str], package: str, extra: str
 ) -> None:
     program = (
-        f"import sys; sys.modules[{package!r}] = None\n"
-        f"from headrace.cli.main import main; sys.exit(main({command!r}))"
+        f"import sys; sys.modules[{package!r}] = None\nfrom headrace.cli.main import main; sys.exit(main({command!r}))"
     )
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True, check=False)
     assert ended.returncode == 2
