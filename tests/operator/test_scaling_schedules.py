@@ -220,7 +220,7 @@ def test_ordered_decisions_keep_their_bounds_and_replay(
 
 def model(**scaling: Any) -> Model:
     spec = {"source": {"uri": "builtin://demo"}, "scaling": {"mode": "Auto", "maxReplicas": 4, **scaling}}
-    return Model.model_validate({"metadata": {"name": "m"}, "spec": spec})
+    return Model.model_validate({"metadata": {"name": "m"}, "spec": spec, "status": {"observedGeneration": 1}})
 
 
 OFFICE = {"name": "office", "start": "08:00", "end": "18:00", "minReplicas": 3, "maxReplicas": 6}
