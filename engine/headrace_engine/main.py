@@ -45,8 +45,8 @@ It then answers /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /d
 
 What the memory is used for: weights, then KV pages of 64 tokens. --kv-cache-bytes bounds their size; without it
 they get what --memory-percent of the memory limit leaves. The log says the arithmetic. The engine refuses to start if
-not one sequence of full length fits: lower --max-model-len or give it more memory. In neither case are there more pages
-than --max-sequences of full length could use.
+not one sequence of full length fits, or if the size asked for is not there: lower --max-model-len, or give it more
+memory. In neither case are there more pages than --max-sequences of full length could use.
 
 Speed: --max-sequences bounds how many requests run at a time (the others wait in the engine), --max-batch-tokens how
 many tokens one step computes, at least one for each of these. Beside running streams a step takes fewer prompt

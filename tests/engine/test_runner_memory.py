@@ -51,6 +51,19 @@ def test_refuses_with_the_arithmetic(given: Supply, words: str) -> None:
     assert words in refused.value.message
 
 
+def test_a_fixed_size_that_is_not_there_is_refused_unless_sequences_cannot_use_it() -> None:
+    demand = Demand(page_bytes=MIB, max_tokens=2048, max_sequences=16)
+    with pytest.raises(StartError) as refused:
+        pool_pages(demand, supply(fixed=8 * GIB, limit=900 * MIB, used=400 * MIB))
+    assert refused.value.reason == "OutOfMemory"
+    assert refused.value.message == (
+        "a KV cache of 8.00 GiB was asked for, of which 16 sequences of 2048 tokens can use 513.0 MiB; "
+        "900.0 MiB less 400.0 MiB in use after loading leave 500.0 MiB. "
+        "Ask for a smaller KV cache, or give more memory"
+    )
+    assert pool_pages(demand, supply(fixed=8 * GIB, limit=913 * MIB, used=400 * MIB)) == 512
+
+
 def machine(root: Path, files: dict[str, str]) -> Path:
     """A file system with 8 GiB of memory, 6 of them available, and these files."""
     kib = 1024 * 1024

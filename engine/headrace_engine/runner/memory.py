@@ -54,7 +54,7 @@ class Supply:
 def pool_pages(demand: Demand, supply: Supply) -> int:
     """Pages of the pool, the dummy not counted: never more than all sequences at full length could use.
 
-    Raises StartError with the arithmetic where not one full-length sequence fits.
+    Raises StartError with the arithmetic where not one full-length sequence fits, or a fixed size is not there.
     """
     one = pages_for(demand.max_tokens)
     fit = supply.bytes // demand.page_bytes - 1  # the dummy page
@@ -65,7 +65,16 @@ def pool_pages(demand: Demand, supply: Supply) -> int:
             f"page, {_size((one + 1) * demand.page_bytes)}; {supply.arithmetic}: {max(0, fit)} pages. "
             "Lower the context length, or give more memory",
         )
-    return min(fit, one * demand.max_sequences)
+    pages = min(fit, one * demand.max_sequences)
+    size, free = (pages + 1) * demand.page_bytes, supply.limit - supply.used
+    if size > free:
+        raise StartError(
+            "OutOfMemory",
+            f"{supply.arithmetic}, of which {demand.max_sequences} sequences of {demand.max_tokens} tokens can use "
+            f"{_size(size)}; {_size(supply.limit)} less {_size(supply.used)} in use after loading leave "
+            f"{_size(max(0, free))}. Ask for a smaller KV cache, or give more memory",
+        )
+    return pages
 
 
 def working_bytes(hidden: int, intermediate: int, vocab: int, batch_tokens: int, sequences: int, element: int) -> int:
