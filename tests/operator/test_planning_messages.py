@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 
 from headrace.api.model import Model
 from headrace.api.profile import ProfileSpec
@@ -17,7 +19,6 @@ from headrace.planning.cures import AT_ZERO, CURES, FROM_ZERO, NOT_SERVING, cure
 from headrace.planning.installation import Installation
 from headrace.planning.judge import References, judge
 from headrace.planning.live import ClassFigures
-from headrace.planning.memory import Verdict
 from headrace.planning.pods import report
 from headrace.planning.reasons import Why
 from headrace.planning.status import View, model_status
@@ -112,14 +113,34 @@ def test_a_refusal_says_what_to_change(made: Model, profile: ProfileSpec | None,
     assert says in refusal.message
 
 
-def test_the_memory_that_a_refusal_names_is_enough() -> None:
-    refused = judge(model(**MEMORY, **SMALL), References(), BUILTIN_SHAPES["demo"])
-    assert refused.refusal is not None
-    size = re.search(r"at least (\d+Mi)", refused.refusal.message)
-    assert size is not None
-    cure = {"pod": {"resources": {"limits": {"memory": size[1]}}}}
-    found = judge(model(**cure, **SMALL), References(), BUILTIN_SHAPES["demo"])
-    assert found.fit is not None and found.fit.verdict is Verdict.FITS
+@given(
+    limit=st.integers(1, 4096),
+    percent=st.integers(10, 95),
+    sequences=st.integers(1, 256),
+    batch=st.integers(256, 65536),
+    tokens=st.none() | st.integers(2, 2048),
+    where=st.sampled_from(["pod", "accelerator"]),
+)
+@example(limit=256, percent=90, sequences=2, batch=512, tokens=512, where="pod")
+@example(limit=256, percent=90, sequences=2, batch=512, tokens=None, where="pod")
+def test_the_memory_that_a_refusal_names_is_accepted_and_a_mebibyte_less_is_not(
+    limit: int, percent: int, sequences: int, batch: int, tokens: int | None, where: str
+) -> None:
+    engine = {"memoryPercent": percent, "maxSequences": sequences, "maxBatchTokens": batch}
+    context = {} if tokens is None else {"maxTokens": tokens}
+
+    def refusal(size: str) -> str | None:
+        memory = {"pod": {"resources": {"limits": {"memory": size}}}, "accelerator": {"memory": size}}[where]
+        judged = judge(model(engine=engine, context=context, **{where: memory}), References(), BUILTIN_SHAPES["demo"])
+        return None if judged.refusal is None else judged.refusal.message
+
+    refused = refusal(f"{limit}Mi")
+    assume(refused is not None)
+    named = re.search(r"raise spec\.\S+ to at least (\d+)Mi", refused or "")
+    assert named is not None
+    assert refusal(f"{named[1]}Mi") is None
+    less = refusal(f"{int(named[1]) - 1}Mi")
+    assert less is not None and f"at least {named[1]}Mi" in less, "the least that is named is the same at each limit"
 
 
 def unscheduled(name: str, message: str) -> dict[str, Any]:
