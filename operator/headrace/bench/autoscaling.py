@@ -31,11 +31,11 @@ class Options:
     seed: int = 1
     jobs: int = 1
     check: bool = False  # the winners by discrete events, too
-    kept: tuple[Row, ...] = ()  # of earlier runs: other policies' rows are not made again, other cells' stay
+    kept: tuple[Row, ...] = ()  # of earlier runs: other policies' rows are not made again, the rest stays
 
 
 def run(options: Options) -> list[Row]:
-    """Every cell of every trace, and the kept rows of other cells. Raises TraceError, OSError."""
+    """Every cell of every trace, and kept rows of other cells and models. Raises TraceError, OSError."""
     names = options.traces or tuple(packed.names())
     usable = [name for name in names if not isinstance(source(name), Lengths)]
     for name in sorted(set(names) - set(usable)):
@@ -46,8 +46,8 @@ def run(options: Options) -> list[Row]:
     else:
         with ProcessPoolExecutor(options.jobs) as pool:
             rows = [row for found in pool.map(_one, work) for row in found]
-    made = {(row.trace, row.cold_start) for row in rows}
-    return [row for row in options.kept if (row.trace, row.cold_start) not in made] + rows
+    made = {(row.trace, row.cold_start, row.model) for row in rows}
+    return [row for row in options.kept if (row.trace, row.cold_start, row.model) not in made] + rows
 
 
 def source(name: str) -> Trace | Series | Lengths:

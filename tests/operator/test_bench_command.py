@@ -1,0 +1,69 @@
+"""`headrace bench autoscaling` on a small trace of one's own: what is kept from earlier runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.cli.main import main
+
+COLD = "5"
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A minute at about one request/s, as Azure writes them."""
+    random = np.random.default_rng(1)
+    seconds = np.sort(random.uniform(0, 60, 60))
+    lines = [
+        f"2023-11-16 18:{int(s // 60):02d}:{s % 60:010.7f},{random.integers(100, 2000)},{random.integers(10, 200)}"
+        for s in seconds
+    ]
+    path = tmp_path_factory.mktemp("trace") / "mine.csv"
+    path.write_text("\n".join(("TIMESTAMP,ContextTokens,GeneratedTokens", *lines)) + "\n")
+    return path
+
+
+def run(trace: Path, output: Path, *more: str, cold: str = COLD) -> int:
+    """The command on it."""
+    arguments = ["--trace", str(trace), "--profile", "cpu-demo", "--cold-start", cold, "--output", str(output)]
+    return main(["bench", "autoscaling", *arguments, *more])
+
+
+def rows_of(folder: Path, model: str) -> list[dict[str, Any]]:
+    """What results.json has of one model."""
+    return [row for row in json.loads((folder / "results.json").read_text()) if row["model"] == model]
+
+
+def test_what_discrete_events_said_stays_until_it_is_checked_again(trace: Path, tmp_path: Path) -> None:
+    assert run(trace, tmp_path, "--check") == 0
+    fluid, checked = rows_of(tmp_path, "fluid"), rows_of(tmp_path, "discrete")
+    assert len(checked) == 2 * 3, "both service levels: the controller by two margins, and the best of hindsight"
+    for row in checked:
+        row["attainment"] = 0.12345  # no run can have made it
+    (tmp_path / "results.json").write_text(json.dumps(fluid + checked))
+
+    assert run(trace, tmp_path, "--resume") == 0
+    assert rows_of(tmp_path, "discrete") == checked
+    by_policy = [
+        sorted((r["slo"], r["policy"], r["tuned"]) for r in rows) for rows in (fluid, rows_of(tmp_path, "fluid"))
+    ]
+    assert by_policy[0] == by_policy[1]
+    report = (tmp_path / "report.md").read_text()
+    assert "## Checked by discrete events" in report and report.count("| 0.1235 |") + report.count("| 0.1234 |") == 6
+
+    assert run(trace, tmp_path, "--check", "--resume") == 0
+    again = rows_of(tmp_path, "discrete")
+    assert len(again) == 6 and all(row["attainment"] != 0.12345 for row in again)
+
+
+def test_rows_of_other_cells_stay_of_both_models(trace: Path, tmp_path: Path) -> None:
+    assert run(trace, tmp_path, "--check") == 0
+    first = json.loads((tmp_path / "results.json").read_text())
+    assert run(trace, tmp_path, "--check", "--resume", cold="8") == 0
+    assert [row for row in json.loads((tmp_path / "results.json").read_text()) if row["coldStart"] == 5] == first
+    assert len(rows_of(tmp_path, "discrete")) == 12
