@@ -186,13 +186,19 @@ def _report(ready: Ready, seconds: float, listening: socket.socket) -> None:
             "total_pages": ready.total_pages,
             "page_tokens": model.page_tokens,
             "kv_tokens": tokens,
-            "full_length_sequences": tokens // max(1, model.max_tokens),
+            "full_length_sequences": full_length_sequences(ready),
         },
     )
     if ready.step_times is not None:
         log.info("step times", extra={"measured": steps_in_words(ready.step_times), **asdict(ready.step_times)})
     host, port = listening.getsockname()[:2]
     log.info("serving", extra={"url": f"http://{host}:{port}/v1", "host": host, "port": port})
+
+
+def full_length_sequences(ready: Ready) -> int:
+    """Sequences at the full context that have room at one time: each takes whole pages."""
+    one = -(-ready.model.max_tokens // ready.model.page_tokens)
+    return ready.total_pages // max(1, one)
 
 
 def arithmetic(ready: Ready) -> str:
@@ -202,7 +208,7 @@ def arithmetic(ready: Ready) -> str:
     pages = f"{ready.total_pages} pages and a dummy of {_mib(memory.get('page_bytes', 0))} each"
     return (
         f"{_mib(memory.get('weights_bytes', 0))} of weights and {_mib(memory.get('pool_bytes', 0))} of KV ({pages}): "
-        f"{tokens} tokens, {tokens // max(1, model.max_tokens)} sequences at the full {model.max_tokens}; a step needs "
+        f"{tokens} tokens, {full_length_sequences(ready)} sequences at the full {model.max_tokens}; a step needs "
         f"{_mib(memory.get('working_bytes', 0))} besides; the limit is {_mib(memory.get('limit_bytes', 0))}, of which "
         f"{_mib(memory.get('used_bytes', 0))} were in use when the pool was made"
     )
