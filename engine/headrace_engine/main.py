@@ -137,7 +137,12 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     add("--served-model-name", metavar="NAME", help="`model` in requests (default: the folder's name)")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s; 0.0.0.0 for all)")
     add("--port", type=_bounded(0, 65535), default=8000, help="default: %(default)s; 0 for any free one")
-    add("--max-model-len", type=tokens, metavar="TOKENS", help="context: prompt and output (default: the model's)")
+    add(
+        "--max-model-len",
+        type=_bounded(2, 1 << 30),
+        metavar="TOKENS",
+        help="context: prompt and output (default: the model's)",
+    )
     add("--instance", default=os.environ.get("HEADRACE_INSTANCE", ""), metavar="ID", help="stable id of this process")
     add = serve.add_argument_group("memory").add_argument
     add("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="default: the checkpoint's")

@@ -44,6 +44,7 @@ REFUSED = {
     "drain-nan": ["serve", "x", "--drain-seconds", "nan"],
     "drain-negative": ["serve", "x", "--drain-seconds", "-5"],
     "drain-word": ["serve", "x", "--drain-seconds", "long"],
+    "context-of-one": ["serve", "x", "--max-model-len", "1"],
     "no-record": ["serve", "x", "--record-steps", ""],
 }
 
@@ -54,6 +55,13 @@ def test_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> No
         parser().parse_args(arguments)
     assert caught.value.code == 2
     assert "usage:" in capsys.readouterr().err
+
+
+def test_a_context_without_room_for_an_answer_names_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parser().parse_args(["serve", "x", "--max-model-len", "2"]).max_model_len == 2
+    with pytest.raises(SystemExit):
+        parser().parse_args(["serve", "x", "--max-model-len", "1"])
+    assert "argument --max-model-len: 1 is not between 2 and " in capsys.readouterr().err
 
 
 def test_all_flags_of_a_pod_are_understood() -> None:
