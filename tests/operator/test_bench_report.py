@@ -117,11 +117,36 @@ def test_calibration_knows_no_negative_times() -> None:
 
 
 def test_the_cpu_profile_is_the_fit_of_its_records(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "calibrate", str(profile.FOLDER / "cpu-demo-steps.jsonl")]) == 0
+    path = profile.FOLDER / "cpu-demo-steps.jsonl"
+    assert main(["bench", "calibrate", str(path), "--name", "cpu-demo"]) == 0
     printed, kept = json.loads(capsys.readouterr().out), profile.load("cpu-demo")
     for name, value in json.loads(msgspec.json.encode(kept)).items():
+        if name == "about":  # the kept one says which engine it was, too
+            continue
         assert printed[name] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value)
     assert 0 < kept.residual_percent < 5
+
+
+@pytest.mark.parametrize(
+    ("count", "more", "name", "said"),
+    [
+        (30, [], "mine", "30 recorded steps in mine.jsonl (`headrace bench calibrate`), 6 of them held out"),
+        (19, [], "mine", "19 recorded steps in mine.jsonl (`headrace bench calibrate`), the error is the fit's own"),
+        (30, ["--name", "desk"], "desk", "All else is taken from the profile cpu-demo."),
+        (30, ["--like", "h100-8b"], "mine", "All else is taken from the profile h100-8b."),
+    ],
+    ids=["held-out", "few", "named", "like"],
+)
+def test_a_fitted_profile_tells_what_it_was_made_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, more: list[str], name: str, said: str
+) -> None:
+    path = tmp_path / "mine.jsonl"
+    steps = [calibrate.Step(seconds=0.01 + 0.001 * (n % 7), sequences=n % 7, kv_tokens=9 * n) for n in range(count)]
+    path.write_bytes(b"\n".join(map(msgspec.json.encode, steps)))
+    assert main(["bench", "calibrate", str(path), *more]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["name"] == name and said in printed["about"]
+    assert "107" not in printed["about"] and str(tmp_path) not in printed["about"]
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,15 @@ class Fit(msgspec.Struct, frozen=True):
     coefficients: tuple[float, float, float, float, float]
     residual_percent: float
     held_out: int  # records behind that error; 0: it is the fit's own
+    records: int  # that were usable, those held out among them
+
+    def about(self, source: str, like: Profile) -> str:
+        """What a profile of these times was made of; `source`: the name of the steps' file."""
+        error = f"{self.held_out} of them held out for the error" if self.held_out else "the error is the fit's own"
+        return (
+            f"Times of steps fitted to {self.records} recorded steps in {source} (`headrace bench calibrate`), "
+            f"{error}. All else is taken from the profile {like.name}."
+        )
 
     def profile(self, like: Profile) -> Profile:
         """The same engine with these times."""
@@ -98,7 +107,7 @@ def fit(steps: Sequence[Step]) -> Fit:
     actual = np.array([s.seconds for s in judged])
     error = 100.0 * float(np.mean(np.abs(predicted - actual) / actual))
     step, sequence, kv, prefill, pair = (float(value) for value in found)
-    return Fit((step, sequence, kv, prefill, pair), error, len(held))
+    return Fit((step, sequence, kv, prefill, pair), error, len(held), len(usable))
 
 
 def whole(steps: Sequence[Step]) -> list[Step]:

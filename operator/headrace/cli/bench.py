@@ -40,6 +40,7 @@ def register(commands: Any) -> None:
     fit.add_argument(
         "--like", default="cpu-demo", metavar="NAME", help="profile that gives the rest, default %(default)s"
     )
+    fit.add_argument("--name", metavar="NAME", help="what the profile is called; default: FILE's name without suffix")
     fit.set_defaults(run=_calibrate)
 
 
@@ -74,9 +75,11 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from error
     try:
-        found = calibrate.fit(steps).profile(like)
+        fit = calibrate.fit(steps)
     except ValueError as error:
         raise UsageError(f"{arguments.steps}: {error}") from error
+    name, about = arguments.name or arguments.steps.stem, fit.about(arguments.steps.name, like)
+    found = msgspec.structs.replace(fit.profile(like), name=name, about=about)
     print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     return 0
 
