@@ -22,7 +22,7 @@ from headrace.planning.live import ClassFigures
 from headrace.planning.pods import report
 from headrace.planning.reasons import Why
 from headrace.planning.status import View, model_status
-from headrace.planning.workload import workload_ready
+from headrace.planning.workload import engine_conformant, workload_ready
 from headrace_wire.shape import BUILTIN_SHAPES
 
 ENGINE = Path(__file__).parents[2] / "engine" / "headrace_engine"
@@ -31,7 +31,7 @@ FIELD = re.compile(
 )
 GOOD_OR_PASSING = {
     Why.READY, Why.PENDING, Why.OBSERVED, Why.VALID, Why.ENFORCED, Why.PODS_READY, Why.SCALED_TO_ZERO, Why.STARTING,
-    Why.ROLLING_OUT, Why.CONFORMANT, Why.MET, Why.NO_TRAFFIC, Why.ACTIVE, Why.SHAPE_UNKNOWN,
+    Why.ROLLING_OUT, Why.CONFORMANT, Why.MET, Why.NO_TRAFFIC, Why.ACTIVE, Why.SHAPE_UNKNOWN, Why.NO_ENGINE,
 }  # fmt: skip
 OWN_WORDS = {
     Why.REFERENCE_NOT_FOUND, Why.PARALLELISM_UNSUPPORTED, Why.PARALLELISM_INVALID, Why.NAME_TAKEN, Why.APPLY_REFUSED,
@@ -171,6 +171,24 @@ def test_a_cure_is_told_once_for_many_pods(message: str, cure: str) -> None:
     assert (said.status, said.reason) == ("False", "Unschedulable")
     assert said.message.endswith(cure) and said.message.count(cure) == 1
     assert said.message.count(message) == 3 and "demo-0" in said.message
+
+
+def starting(revision: str) -> dict[str, Any]:
+    return {"metadata": {"name": "p", "labels": {"headrace.dev/revision": revision}}, "status": {}}
+
+
+@pytest.mark.parametrize(
+    ("pods", "reason"),
+    [
+        pytest.param([], "NoEngine", id="at zero"),
+        pytest.param([starting("r1")], "NoReport", id="the first engine starts"),
+        pytest.param([starting("r0")], "NoReport", id="one of an older revision is there"),
+    ],
+)
+def test_no_gateway_is_said_to_be_late_where_no_engine_runs(pods: list[dict[str, Any]], reason: str) -> None:
+    said = engine_conformant(model(), [], report(pods, "r1"))
+    assert (said.status, said.reason) == ("Unknown", reason)
+    assert ("gateway" in said.message) == bool(pods)
 
 
 def missed(pods: int, wanted: int, **scaling: Any) -> str:

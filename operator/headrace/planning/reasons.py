@@ -48,6 +48,7 @@ class Why(str, Enum):
     CONFORMANT = "Conformant"
     DIFFERS = "Differs"
     NO_REPORT = "NoReport"
+    NO_ENGINE = "NoEngine"
     # ServiceLevelMet
     MET = "Met"
     MISSED = "Missed"

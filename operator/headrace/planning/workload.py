@@ -53,6 +53,8 @@ def engine_conformant(model: Model, reports: Sequence[EngineReport], pods: PodRe
     """Do the engines do what the spec says? The difference by field."""
     kind = ConditionType.ENGINE_CONFORMANT
     seen = [r for r in reports if r.state is not None and r.pod in pods.names]
+    if not (pods.ready or pods.waiting or pods.older):
+        return condition(kind, "Unknown", Why.NO_ENGINE, "no engine runs; the next one's report tells")
     if not seen:
         message = "no gateway has passed on a report of an engine yet"
         return condition(kind, "Unknown", Why.NO_REPORT, cured(Why.NO_REPORT.value, message))
