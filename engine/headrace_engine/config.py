@@ -21,6 +21,8 @@ class EngineConfig:
     memory_percent: int = 90  # of the memory limit, for weights, KV and everything else
     threads: int = 0  # of the runner; 0: the CPUs this process may use
     instance: str = ""  # stable id of this process (pod name)
+    log_level: str = "info"  # debug | info | warning | error
+    threads_wait: str = ""  # how threads wait, in words, where the environment is set already; empty: the core sets it
     record_steps: str = ""  # file that gets a line for each step; empty: none
 
     @property

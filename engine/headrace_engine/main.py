@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from headrace_engine import logs, termination
@@ -197,8 +198,7 @@ def run_serve(args: argparse.Namespace) -> int:
     except OSError as error:
         told = f"{args.host}:{args.port}: {error.strerror}; choose another {_at_fault(error)}"
         return _failed(StartError("AddressInvalid", told))
-    _report_threads(config)
-    engine = Engine(config, settings, valid.tokenizer, run)
+    engine = Engine(_with_threads(config), settings, valid.tokenizer, run)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         ended = runner.run(engine.run(listening))
     if ended.failed is not None:
@@ -243,12 +243,13 @@ def _config(args: argparse.Namespace, folder: Path, name: str) -> EngineConfig:
         memory_percent=args.memory_percent,
         threads=args.threads,
         instance=args.instance,
+        log_level=args.log_level,
         record_steps=args.record_steps or "",
     )
 
 
-def _report_threads(config: EngineConfig) -> None:
-    """Sets how threads wait, for the core that inherits the environment, and says so."""
+def _with_threads(config: EngineConfig) -> EngineConfig:
+    """Sets how threads wait, for the core that inherits the environment, and says so, there and here."""
     count, cpus = threads.count(config.threads), threads.allowed_cpus()
     os.environ.setdefault("OMP_NUM_THREADS", str(count))
     policy = threads.set_policy(os.environ, count, cpus)
@@ -256,6 +257,7 @@ def _report_threads(config: EngineConfig) -> None:
         "starting",
         extra={"model": config.served_name, "threads": count, "cpus_allowed": cpus, "threads_wait": policy},
     )
+    return replace(config, threads_wait=policy)
 
 
 def _failed(error: StartError) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace_engine.main import main, parse_bytes, parser
+from headrace_engine.main import _config, main, parse_bytes, parser
 from headrace_engine.version import version
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +73,11 @@ def test_all_flags_of_a_pod_are_understood() -> None:
     args = parser().parse_args(arguments.split())
     assert (args.path, args.served_model_name, args.kv_cache_bytes) == ("/models/model", "chat", 512 << 20)
     assert (args.drain_seconds, args.instance, args.threads) == (120.0, "pod-1", 0)
+
+
+@pytest.mark.parametrize("level", ["debug", "error"])
+def test_the_core_logs_at_the_level_that_was_asked_for(level: str) -> None:
+    assert _config(parser().parse_args(["serve", "x", "--log-level", level]), Path("x"), "m").log_level == level
 
 
 @pytest.mark.parametrize("command", ["serve", "fetch"])

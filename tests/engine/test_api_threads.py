@@ -86,5 +86,5 @@ def test_policy_and_memory_are_said_at_the_start(
     assert f"{memory['kv_tokens']} tokens" in memory["arithmetic"]
     starting = lines["starting"]
     expected = policy or ("short spin" if starting["cpus_allowed"] > 1 else "passive")
-    assert starting["threads_wait"] == expected
+    assert starting["threads_wait"] == lines["core started"]["threads_wait"] == expected
     assert starting["threads"] == (threads or starting["cpus_allowed"])

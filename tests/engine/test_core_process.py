@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -200,6 +201,26 @@ def test_says_why_it_cannot_start(model: Path, tmp_path: Path) -> None:
         assert core.process.exitcode == EXIT_START
     finally:
         core.close()
+
+
+@pytest.mark.parametrize(
+    ("level", "said"),
+    [("info", ["core started", "the core cannot start"]), ("error", ["the core cannot start"])],
+)
+def test_logs_as_it_is_told(
+    level: str, said: list[str], model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    refused: dict[str, Any] = {"max_sequences": 2, "max_batch_tokens": 1}  # before anything is loaded
+    core = Core(tmp_path, settings(model, log_level=level, threads_wait="as agreed", **refused))
+    try:
+        assert isinstance(core.receive(), Failed)
+        core.process.join(PATIENCE_S)
+    finally:
+        core.close()
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [line["message"] for line in lines] == said
+    assert {line.get("threads_wait", "as agreed") for line in lines} == {"as agreed"}
+    assert all("threads_wait" in line for line in lines if line["message"] == "core started")
 
 
 PARENT = """

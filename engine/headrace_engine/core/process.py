@@ -38,12 +38,13 @@ def run(config: EngineConfig, inbound: str, outbound: str) -> None:
     Sends Ready, then Deltas and StateReports; before any exit with a code other than 0, Failed.
     Ends with its parent, whatever ends that.
     """
-    logs.set_up("info")
+    logs.set_up(config.log_level)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # sent to the whole process group, they reach both: the parent decides
     _die_with_parent()
-    policy = threads.set_policy(os.environ, threads.count(config.threads), threads.allowed_cpus())
-    log.info("core started", extra={"threads": threads.count(config.threads), "waiting": policy})
+    count = threads.count(config.threads)
+    policy = config.threads_wait or threads.set_policy(os.environ, count, threads.allowed_cpus())
+    log.info("core started", extra={"threads": count, "threads_wait": policy})
     link = Link(inbound, outbound)
     code = 0
     try:
