@@ -1,4 +1,4 @@
-"""`headrace bench autoscaling` on a small trace of one's own: what is kept from earlier runs."""
+"""`headrace bench autoscaling` on a small trace of one's own: what is kept from earlier runs, and what is told."""
 
 from __future__ import annotations
 
@@ -67,3 +67,15 @@ def test_rows_of_other_cells_stay_of_both_models(trace: Path, tmp_path: Path) ->
     assert run(trace, tmp_path, "--check", "--resume", cold="8") == 0
     assert [row for row in json.loads((tmp_path / "results.json").read_text()) if row["coldStart"] == 5] == first
     assert len(rows_of(tmp_path, "discrete")) == 12
+
+
+def test_cold_starts_for_which_a_trace_is_too_short_are_told(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(trace, tmp_path, cold="5,120,300") == 0
+    left_out = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
+    assert [line.partition(", this one lasts ")[0] for line in left_out] == [
+        "mine: cold start 120 s left out: it needs a trace of 720 s (6 cold starts)",
+        "mine: cold start 300 s left out: it needs a trace of 1800 s (6 cold starts)",
+    ]
+    assert {row["coldStart"] for row in rows_of(tmp_path, "fluid")} == {5.0}

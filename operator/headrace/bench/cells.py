@@ -82,12 +82,7 @@ def slos(demand: Demand) -> tuple[Slo, Slo]:
 
 def run(demand: Demand, profile: Profile, grid: Grid, known: Sequence[Row] = ()) -> list[Row]:
     """Every policy in every cell of one demand. Other policies' rows are taken from `known` where it has all cells."""
-    cells = [
-        Cell(demand.name, cold, slo)
-        for cold in grid.cold_starts
-        for slo in slos(demand)
-        if demand.duration_s >= LONG_ENOUGH * cold
-    ]
+    cells = [Cell(demand.name, cold, slo) for cold in _lasting(demand, grid.cold_starts) for slo in slos(demand)]
     if not cells:
         return []
     progress = Progress(demand.name)
@@ -112,6 +107,19 @@ def run(demand: Demand, profile: Profile, grid: Grid, known: Sequence[Row] = ())
     progress.say("oracle")
     by_cell = {cell: (oracle, frontier) for cell, oracle, frontier in zip(cells, oracles, frontiers, strict=True)}
     return [_row(entry, *by_cell[entry.cell]) for entry in tables]
+
+
+def _lasting(demand: Demand, cold_starts: Sequence[float]) -> list[float]:
+    """Cold starts for which the demand lasts long enough; the others are told on standard error."""
+    for cold in cold_starts:
+        if demand.duration_s < LONG_ENOUGH * cold:
+            print(
+                f"{demand.name}: cold start {cold:g} s left out: it needs a trace of {LONG_ENOUGH * cold:g} s "
+                f"({LONG_ENOUGH} cold starts), this one lasts {demand.duration_s:g} s",
+                file=sys.stderr,
+                flush=True,
+            )
+    return [cold for cold in cold_starts if demand.duration_s >= LONG_ENOUGH * cold]
 
 
 def _is_other(row: Row, cell: Cell) -> bool:
