@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from headrace.bench import packed, profile
 from headrace.cli.main import main
 
 COLD = "5"
@@ -79,3 +82,34 @@ def test_cold_starts_for_which_a_trace_is_too_short_are_told(
         "mine: cold start 300 s left out: it needs a trace of 1800 s (6 cold starts)",
     ]
     assert {row["coldStart"] for row in rows_of(tmp_path, "fluid")} == {5.0}
+
+
+def test_help_names_what_there_is_and_needs_no_numpy() -> None:
+    code = (
+        "import sys; sys.modules['numpy'] = None; from headrace.cli.main import main; "
+        "main(['bench', 'autoscaling', '--help'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    lines = {line.strip() for line in done.stdout.splitlines()}
+    assert {*packed.names(), *profile.names()} <= lines, "one a line, to be copied"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "no such profile; write one of cpu-demo, h100-8b, or a .json file"),
+        (b"{}", "Object missing required field `name`"),
+    ],
+    ids=["none", "broken"],
+)
+def test_a_profile_that_is_none_is_told_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, said: str
+) -> None:
+    path = tmp_path / "nope.json"
+    if content is not None:
+        path.write_bytes(content)
+    name = "nope" if content is None else str(path)
+    assert main(["bench", "autoscaling", "--profile", name, "--output", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == f"headrace: --profile {name}: {said}\n"
+    assert not (tmp_path / "out").exists()

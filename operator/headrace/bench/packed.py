@@ -6,16 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.bench import builtin
 from headrace.bench.readers import AnyTrace, TraceError
 from headrace.bench.trace import Blocks, Lengths, Series, Trace
 
-FOLDER = Path(__file__).parent / "traces"
+FOLDER = builtin.TRACES
 _MICRO = 1e6
 
 
 def names() -> list[str]:
     """The packed traces that come with Headrace."""
-    return sorted(path.stem for path in FOLDER.glob("*.npz"))
+    return builtin.traces()
 
 
 def save(trace: AnyTrace, path: Path) -> None:

@@ -16,11 +16,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from headrace.bench import builtin
 from headrace.bench.trace import Floats, Ints
 from headrace.scaling import profile as scaling
 from headrace_wire.protocol import StepTimes
 
-FOLDER = Path(__file__).parent / "profiles"
+FOLDER = builtin.PROFILES
 STEPS = 1000  # that an engine's fit is said to rest on
 
 
@@ -126,4 +127,4 @@ def load(name: str) -> Profile:
 
 def names() -> list[str]:
     """Profiles that come with Headrace."""
-    return sorted(path.stem for path in FOLDER.glob("*.json"))
+    return builtin.profiles()

@@ -6,23 +6,51 @@ import argparse
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from headrace.bench import builtin
+
+if TYPE_CHECKING:
+    from headrace.bench.profile import Profile
+
+
+ABOUT = """\
+Writes results.json and report.md with plots into a folder. The format of a trace is found from its columns:
+Azure CSV, Mooncake JSON lines, BurstGPT CSV, ServeGen rates, or a packed .npz. A cell is a trace, a cold start
+and a service level; the trace must last at least six cold starts."""
 
 
 def register(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser("bench", help="benchmarks that need no cluster")
     kinds = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
+    _register_autoscaling(kinds)
+    _register_calibrate(kinds)
+
+
+def _register_autoscaling(kinds: Any) -> None:
     scaling = kinds.add_parser(
         "autoscaling",
         help="replay traces against the controller, other autoscalers and an oracle",
-        description="Writes results.json and report.md with plots into a folder. The format of a trace is found from "
-        "its columns: Azure CSV, Mooncake JSON lines, BurstGPT CSV, ServeGen rates, or a packed .npz.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=ABOUT,
+        epilog=_builtin(),
     )
     add = scaling.add_argument
-    add("--trace", action="append", default=[], metavar="FILE", help="file, or name of a packed trace; default: all")
+    add(
+        "--trace",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="file, or name of a packed trace (below); default: all",
+    )
     add("--cold-start", default="30,120,300", metavar="SECONDS", help="separated by commas, default %(default)s")
-    add("--profile", default="h100-8b", metavar="NAME", help="engine profile: a name or a .json file")
+    add(
+        "--profile",
+        default="h100-8b",
+        metavar="NAME",
+        help="engine profile: a name (below) or a .json file, default %(default)s",
+    )
     add("--fraction", type=float, default=1.0, metavar="SHARE", help="replay the first share of each trace")
     add("--jobs", type=int, default=1, metavar="N", help="traces at one time")
     add("--seed", type=int, default=1, metavar="N", help="of everything random")
@@ -30,6 +58,9 @@ def register(commands: Any) -> None:
     add("--resume", action="store_true", help="keep what DIR/results.json has: only the controller is run anew")
     add("--output", type=Path, required=True, metavar="DIR")
     scaling.set_defaults(run=run)
+
+
+def _register_calibrate(kinds: Any) -> None:
     fit = kinds.add_parser(
         "calibrate",
         help="fit an engine profile to recorded steps",
@@ -38,10 +69,19 @@ def register(commands: Any) -> None:
     )
     fit.add_argument("steps", type=Path, metavar="FILE", help="recorded steps")
     fit.add_argument(
-        "--like", default="cpu-demo", metavar="NAME", help="profile that gives the rest, default %(default)s"
+        "--like",
+        default="cpu-demo",
+        metavar="NAME",
+        help=f"profile that gives the rest: {', '.join(builtin.profiles())} or a .json file, default %(default)s",
     )
     fit.add_argument("--name", metavar="NAME", help="what the profile is called; default: FILE's name without suffix")
     fit.set_defaults(run=_calibrate)
+
+
+def _builtin() -> str:
+    """The names to choose from, one a line."""
+    parts = (("packed traces", builtin.traces()), ("engine profiles", builtin.profiles()))
+    return "\n\n".join("\n  ".join((f"{what}:", *names)) for what, names in parts)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,16 +98,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _calibrate(arguments: argparse.Namespace) -> int:
     import msgspec
 
-    from headrace.bench import calibrate, profile
+    from headrace.bench import calibrate
     from headrace.cli.main import UsageError
 
-    try:
-        like = profile.load(arguments.like)
-    except FileNotFoundError as error:
-        names = ", ".join(profile.names())
-        raise UsageError(f"--like {arguments.like}: no such profile; write one of {names}, or a .json file") from error
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--like {arguments.like}: {getattr(error, 'strerror', None) or error}") from error
+    like = _profile("--like", arguments.like)
     try:
         steps = calibrate.read(arguments.steps)
     except OSError as error:
@@ -84,6 +118,20 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _profile(option: str, name: str) -> Profile:
+    """The profile that an option names. Raises UsageError."""
+    from headrace.bench import profile
+    from headrace.cli.main import UsageError
+
+    try:
+        return profile.load(name)
+    except FileNotFoundError as error:
+        names = ", ".join(profile.names())
+        raise UsageError(f"{option} {name}: no such profile; write one of {names}, or a .json file") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{option} {name}: {getattr(error, 'strerror', None) or error}") from error
+
+
 def _autoscaling(arguments: argparse.Namespace) -> int:
     from headrace.bench import autoscaling
     from headrace.bench.cells import Grid
@@ -92,6 +140,7 @@ def _autoscaling(arguments: argparse.Namespace) -> int:
 
     if not 0 < arguments.fraction <= 1:
         raise UsageError("--fraction must be above 0 and at most 1")
+    _profile("--profile", arguments.profile)  # found out now, and in words
     options = autoscaling.Options(
         traces=tuple(arguments.trace),
         grid=Grid(_seconds(arguments.cold_start)),
