@@ -84,6 +84,14 @@ def test_cold_starts_for_which_a_trace_is_too_short_are_told(
     assert {row["coldStart"] for row in rows_of(tmp_path, "fluid")} == {5.0}
 
 
+def test_to_resume_nothing_is_told(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = f"--resume: {tmp_path} holds no results yet: everything is run\n"
+    assert run(trace, tmp_path, "--resume") == 0
+    assert capsys.readouterr().err.startswith(said)
+    assert run(trace, tmp_path, "--resume") == 0
+    assert said not in capsys.readouterr().err
+
+
 def test_help_names_what_there_is_and_needs_no_numpy() -> None:
     code = (
         "import sys; sys.modules['numpy'] = None; from headrace.cli.main import main; "

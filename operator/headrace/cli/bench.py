@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,6 +158,8 @@ def _autoscaling(arguments: argparse.Namespace) -> int:
     try:
         if arguments.resume:
             options = replace(options, kept=autoscaling.kept(arguments.output))
+            if not options.kept:
+                print(f"--resume: {arguments.output} holds no results yet: everything is run", file=sys.stderr)
         rows = autoscaling.run(options)
     except (TraceError, OSError, ValueError) as error:
         raise UsageError(str(error)) from error
