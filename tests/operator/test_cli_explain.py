@@ -15,7 +15,7 @@ from headrace.cli.main import UsageError, main
 from headrace.cluster.errors import api_error
 from headrace.scaling import Policy
 from headrace.scaling.outlook import outlook
-from headrace.scaling.types import Candidate, ClassPolicy, Decision, Guard, Reason
+from headrace.scaling.types import Candidate, ClassPolicy, Decision, Guard, Ordered, Reason
 
 
 def policy(**more: Any) -> Policy:
@@ -32,6 +32,10 @@ def policy(**more: Any) -> Policy:
     )
 
 
+HELD = {
+    "max_replicas": 0,
+    "ordered": Ordered(by="override", detail="override to 0 until noon", min_replicas=0, max_replicas=3),
+}
 DECISION = Decision(
     at=1_700_000_000.0,
     current=1,
@@ -162,6 +166,54 @@ def test_schedules_under_the_mode_off_are_said_not_to_hold(capsys: pytest.Captur
     assert "schedules and an override hold under the modes Auto and Advise alone" in text
 
 
+HOURS = {"start": "00:00", "end": "00:00", "maxReplicas": 0}
+ZERO = {**MODEL["status"], "replicas": 0, "readyReplicas": 0, "scaling": {"desired": 0}}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "says"),
+    [
+        pytest.param({"override": {"replicas": 0, "until": "9999-01-01T00:00:00Z"}}, "by override to 0", id="override"),
+        pytest.param({"schedules": [{"name": "night", **HOURS}]}, "by schedule night", id="schedule"),
+        pytest.param({"mode": "Off"}, "only spec.replicas, or `kubectl scale`: scaling.mode is Off", id="off"),
+    ],
+)
+def test_of_a_model_held_at_zero_no_request_is_said_to_wake_it(
+    scaling: dict[str, Any], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    spec = {**MODEL["spec"], "replicas": 0, "scaling": {"mode": "Auto", "minReplicas": 0, **scaling}}
+    (tmp_path / "m.json").write_text(json.dumps({**MODEL, "spec": spec, "status": ZERO}))
+    _, would_change = explain(capsys, "demo", "--file", str(tmp_path / "m.json")).split("What would change")
+    assert says in would_change
+    assert ("no request brings a replica back meanwhile" in would_change) == (scaling.get("mode") != "Off")
+    for untrue in ("the first request", "when a request waits"):
+        assert untrue not in would_change, would_change
+
+
+def test_under_advise_the_number_is_said_to_be_the_specs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    spec = {**MODEL["spec"], "scaling": {**MODEL["spec"]["scaling"], "mode": "Advise"}}
+    (tmp_path / "m.json").write_text(json.dumps({**MODEL, "spec": spec}))
+    _, would_change = explain(capsys, "demo", "--file", str(tmp_path / "m.json")).split("What would change")
+    assert "only spec.replicas, or `kubectl scale`: scaling.mode is Advise. What the autoscaler would" in would_change
+    assert "up: not beyond" in would_change
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Advise", "Off"])
+def test_of_a_stalled_model_nothing_is_said_to_scale_it(
+    mode: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    zone = {"name": "night", "start": "20:00", "end": "06:00", "timeZone": "Mars/Base", "maxReplicas": 1}
+    stalled = {"type": "Stalled", "status": "True", "reason": "InvalidSpec", "message": "no time zone"}
+    spec = {**MODEL["spec"], "scaling": {**MODEL["spec"]["scaling"], "mode": mode, "schedules": [zone]}}
+    status = {**MODEL["status"], "conditions": [stalled]}
+    (tmp_path / "m.json").write_text(json.dumps({**MODEL, "spec": spec, "status": status}))
+    text = explain(capsys, "demo", "--file", str(tmp_path / "m.json"))
+    assert "while the Model is stalled" in text.split("Replicas\n")[1].split("Memory")[0]
+    assert "nothing, before the condition Stalled is gone: no time zone" in text
+    for untrue in ("the autoscaler acts", "the autoscaler only records", "up: ", "to zero: ", "only spec.replicas"):
+        assert untrue not in text, text
+
+
 def test_it_reads_standard_input_and_a_single_object(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +328,12 @@ def test_without_a_cluster_it_says_so(
         pytest.param({}, 1, "zero", "no request for 10m", id="to zero"),
         pytest.param({"min_replicas": 1}, 1, "zero", "never", id="never to zero"),
         pytest.param({}, 0, "zero", "the first request brings a replica back", id="at zero"),
+        pytest.param({"min_replicas": 2}, 0, "up", "at once, spec.scaling.minReplicas is 2", id="up to the least"),
+        pytest.param(HELD, 0, "up", "not beyond maxReplicas of override to 0", id="held: up"),
+        pytest.param(HELD, 0, "down", "nothing runs", id="held: down"),
+        pytest.param(HELD, 0, "zero", "held at zero by override to 0 until noon; no request", id="held at zero"),
+        pytest.param(HELD, 2, "down", "at once to 0, maxReplicas of override to 0 until noon", id="down at once"),
+        pytest.param(HELD, 2, "zero", "at once, maxReplicas of override to 0 until noon is 0", id="to zero at once"),
     ],
 )
 def test_outlook(changed: dict[str, Any], current: int, name: str, expected: str) -> None:

@@ -80,7 +80,8 @@ def _conditions(model: Model) -> Iterator[str]:
 def _replicas(model: Model, at: float | None) -> Iterator[str]:
     status, scaling = model.status, model.spec.scaling
     if scaling.mode == "Off":
-        idle = ", which does not hold while another writer sets the number" if _rival(model) else ""
+        why = _why_idle(model)
+        idle = f", which does not hold while {why}" if why else ""
         yield f"{model.spec.replicas} wanted by spec.replicas (scaling.mode Off){idle}, {status.ready_replicas} ready"
         if scaling.override is not None or scaling.schedules:
             yield "schedules and an override hold under the modes Auto and Advise alone"
@@ -91,7 +92,7 @@ def _replicas(model: Model, at: float | None) -> Iterator[str]:
         desired = status.scaling.desired if status.scaling is not None else status.replicas
         yield f"{desired} wanted, {status.replicas} there, {status.ready_replicas} ready"
         acts = "the autoscaler acts" if scaling.mode == "Auto" else "the autoscaler only records what it would do"
-        acts = "the autoscaler does not act while another writer sets the number" if _rival(model) else acts
+        acts = f"the autoscaler does not act while {why}" if (why := _why_idle(model)) else acts
         bounds = scaling.bounds(at)
         by = f" by {bounds.detail}" if bounds.by else ""
         yield f"mode {scaling.mode}: {acts}, between {bounds.least} and {bounds.most}{by}"
@@ -107,6 +108,19 @@ def _rival(model: Model) -> str | None:
     """What is said of another writer of the number of replicas, where there is one."""
     acting = (c for c in model.status.conditions if c.type == ConditionType.SCALING_ACTIVE.value)
     return next((c.message for c in acting if c.reason == Why.CONFLICT.value), None)
+
+
+def _stalled(model: Model) -> str | None:
+    """What must be changed before anything is applied, where something must."""
+    stalled = (c for c in model.status.conditions if c.type == ConditionType.STALLED.value and c.status == "True")
+    return next((c.message for c in stalled), None)
+
+
+def _why_idle(model: Model) -> str:
+    """What keeps spec.replicas and the autoscaler's number from holding; "" where nothing does."""
+    if _rival(model) is not None:
+        return "another writer sets the number"
+    return "" if _stalled(model) is None else "the Model is stalled"
 
 
 def _bounds(schedule: Schedule) -> str:
@@ -187,9 +201,14 @@ def _outlook(model: Model, slo: ServiceLevelObjective | None, at: float | None) 
     if (rival := _rival(model)) is not None:
         yield f"only the other writer, until it lets go: {rival}"
         return
+    if (stalled := _stalled(model)) is not None:
+        yield f"nothing, before the condition Stalled is gone: {stalled}"
+        return
     if scaling.mode == "Off":
         yield "only spec.replicas, or `kubectl scale`: scaling.mode is Off"
         return
+    if scaling.mode == "Advise":
+        yield "only spec.replicas, or `kubectl scale`: scaling.mode is Advise. What the autoscaler would record:"
     current = status.scaling.desired if status.scaling is not None else status.replicas
     told = outlook(Policy.of(model, slo, at), current, _cold_start(model))
     yield from (f"{name}: {text}" for name, text in zip(("up", "down", "to zero"), told.values(), strict=True))

@@ -15,6 +15,8 @@ def outlook(policy: Policy, current: int, cold_start_s: float | None) -> dict[st
 def _up(policy: Policy, current: int) -> str:
     if current >= policy.max_replicas:
         return f"not beyond {_named(policy, 'maxReplicas')}, which is {policy.max_replicas}"
+    if current < policy.min_replicas:
+        return f"at once, {_named(policy, 'minReplicas')} is {policy.min_replicas}"
     if current == 0:
         return "at once when a request waits"
     waits = " or ".join(
@@ -32,6 +34,8 @@ def _up(policy: Policy, current: int) -> str:
 
 def _down(policy: Policy, current: int, cold_start_s: float | None) -> str:
     fewer = current - 1
+    if current > policy.max_replicas:
+        return f"at once to {policy.max_replicas}, {_named(policy, 'maxReplicas')}"
     if fewer < max(1, policy.min_replicas):
         least = f"{_named(policy, 'minReplicas')} is {policy.min_replicas}" if policy.min_replicas else "see to zero"
         return f"not below {current}: {least}" if current else "nothing runs"
@@ -50,6 +54,10 @@ def _down(policy: Policy, current: int, cold_start_s: float | None) -> str:
 def _zero(policy: Policy, current: int) -> str:
     if policy.min_replicas:
         return f"never, {_named(policy, 'minReplicas')} is {policy.min_replicas}"
+    if policy.max_replicas == 0 and policy.ordered is not None:
+        if current:
+            return f"at once, {_named(policy, 'maxReplicas')} is 0"
+        return f"it is held at zero by {policy.ordered.detail}; no request brings a replica back meanwhile"
     if current == 0:
         return "it is at zero; the first request brings a replica back"
     return f"when every gateway has had no request for {show_seconds(policy.to_zero_after_s)}"
