@@ -20,6 +20,8 @@ from benchmarks.engine.peers.prompts import Prompts
 from benchmarks.engine.peers.records import Store
 from benchmarks.engine.peers.servers import HEADRACE, Setup
 
+CELLS = "cells.jsonl"  # every result, in the output folder
+
 ABOUT = """\
 Measures the engine beside vLLM (CPU build), llama.cpp's server and `transformers serve`, on this machine, in one run.
 
@@ -38,12 +40,15 @@ DIR/results.json and the plots are made from it at the end, or by --report witho
 
 
 def main() -> int:
-    """Exit code: 1 if a server could not be measured, 2 for a wrong command line."""
+    """Exit code: 1 if a server could not be measured, 2 for a wrong command line or a report of no results."""
     options = _parser().parse_args()
     signal.signal(signal.SIGTERM, _leave)
     cache = Path(os.environ.get("HEADRACE_CACHE") or Path.home() / ".cache" / "headrace") / "peers"
     settings = _settings(options)
     if options.report:
+        if not Store(options.output / CELLS).all():
+            say(f"there is nothing to report: {options.output / CELLS} holds no results; --output names their folder")
+            return 2
         return _report(options.output, settings)
     missing = _prepare(cache, settings)
     if options.prepare:
@@ -128,7 +133,7 @@ def _measure(options: argparse.Namespace, cache: Path, settings: Settings, missi
         settings=settings,
         parts=("load", "gap", "prefix") if options.quick else tuple(options.parts.split(",")),
         setup=Setup(cache, model, sequences=max(settings.concurrency)),
-        store=Store(output / "cells.jsonl"),
+        store=Store(output / CELLS),
         logs=output / "logs",
         prompts=Prompts(model),
         failed=dict(missing),
@@ -165,7 +170,7 @@ def _report(output: Path, settings: Settings) -> int:
     result = report.Result(
         settings=settings,
         machine=json.loads(described.read_text()) if described.exists() else {},
-        records=Store(output / "cells.jsonl").all(),
+        records=Store(output / CELLS).all(),
         missing=json.loads(missing.read_text()) if missing.exists() else {},
     )
     report.write(result, output)

@@ -1,0 +1,45 @@
+"""`python -m benchmarks.engine.peers`: a report made again, and one of nothing."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from benchmarks.engine.peers import __main__ as command
+from benchmarks.engine.peers.records import Steps
+
+
+def report(monkeypatch: pytest.MonkeyPatch, folder: Path) -> int:
+    """The command with --report; the exit status."""
+    monkeypatch.setattr(sys, "argv", ["peers", "--report", "--output", str(folder)])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        return command.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("there", [None, (), ("cells.jsonl",)], ids=["no-folder", "empty-folder", "empty-file"])
+def test_a_report_of_nothing_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, there: tuple[str, ...] | None
+) -> None:
+    folder = tmp_path / "out"
+    if there is not None:
+        folder.mkdir()
+        for name in there:
+            (folder / name).touch()
+    assert report(monkeypatch, folder) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"there is nothing to report: {folder / 'cells.jsonl'} holds no results" in said
+    assert not (folder / "report.md").exists()
+
+
+def test_a_report_is_made_again_from_the_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    record = Steps(server="headrace", rows=[("decode 1", 17.0, 16.0, 33.0)])
+    (tmp_path / "cells.jsonl").write_bytes(msgspec.json.encode(record) + b"\n")
+    assert report(monkeypatch, tmp_path) == 0
+    assert "decode 1" in (tmp_path / "report.md").read_text()
