@@ -15,13 +15,13 @@ from headrace.api.model import Model
 from headrace.api.profile import ProfileSpec
 from headrace.api.slo import BUILTIN_SLO
 from headrace.controller.actor import UNUSABLE
-from headrace.planning.cures import AT_ZERO, CURES, FROM_ZERO, NOT_SERVING, cure_of, cured
+from headrace.planning.cures import AT_ZERO, CURES, FROM_ZERO, HELD_AT_ZERO, NOT_SERVING, WRITTEN_ZERO, cure_of, cured
 from headrace.planning.installation import Installation
 from headrace.planning.judge import References, judge
 from headrace.planning.live import ClassFigures
 from headrace.planning.pods import report
 from headrace.planning.reasons import Why
-from headrace.planning.status import View, model_status
+from headrace.planning.status import ScalingView, View, model_status
 from headrace.planning.workload import engine_conformant, workload_ready
 from headrace_wire.shape import BUILTIN_SHAPES
 
@@ -191,9 +191,9 @@ def test_no_gateway_is_said_to_be_late_where_no_engine_runs(pods: list[dict[str,
     assert ("gateway" in said.message) == bool(pods)
 
 
-def missed(pods: int, wanted: int, **scaling: Any) -> str:
+def missed(pods: int, wanted: int, rival: str | None = None, **scaling: Any) -> str:
     """What ServiceLevelMet says of a missed objective with so many ready pods."""
-    of = model(scaling={"mode": "Auto", **scaling})
+    of = model(replicas=wanted, scaling={"mode": "Auto", **scaling})
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:20Z"}
     given: list[dict[str, Any]] = [
         {
@@ -208,8 +208,14 @@ def missed(pods: int, wanted: int, **scaling: Any) -> str:
         model=of, judgement=judge(of, References(), BUILTIN_SHAPES["demo"]), slo=BUILTIN_SLO, wanted=wanted,
         installation=Installation(namespace="hr", engine_image="e"), pods=report(given, "r1"),
         now=datetime(2026, 1, 1, tzinfo=UTC), figures=[ClassFigures("default", 0.5, 3.0)],
+        scaling=ScalingView(other_manager=rival),
     )  # fmt: skip
     return next(c.message for c in model_status(view).conditions if c.type == "ServiceLevelMet" and c.status == "False")
+
+
+OVERRIDE = {"override": {"replicas": 0, "until": "2027-01-01T00:00:00Z"}}
+NIGHT = {"schedules": [{"name": "night", "start": "00:00", "end": "00:00", "minReplicas": 0, "maxReplicas": 0}]}
+ELSEWHERE = {"schedules": [{"name": "x", "start": "06:00", "end": "20:00", "timeZone": "Mars/Base", "maxReplicas": 2}]}
 
 
 @pytest.mark.parametrize(
@@ -220,9 +226,16 @@ def missed(pods: int, wanted: int, **scaling: Any) -> str:
         pytest.param(0, 0, {"minReplicas": 0}, CURES[AT_ZERO], id="at zero"),
         pytest.param(0, 1, {"minReplicas": 0}, CURES[NOT_SERVING], id="a cold start goes on"),
         pytest.param(1, 1, {"minReplicas": 0}, CURES[FROM_ZERO], id="it may have been a cold start"),
+        pytest.param(0, 0, {"minReplicas": 1, **OVERRIDE}, CURES[HELD_AT_ZERO], id="an override holds zero"),
+        pytest.param(0, 0, {"minReplicas": 1, **NIGHT}, CURES[HELD_AT_ZERO], id="a schedule holds zero"),
+        pytest.param(1, 0, {"minReplicas": 0, **OVERRIDE}, CURES["Missed"], id="an override just took it to zero"),
+        pytest.param(0, 0, {"mode": "Off"}, CURES[WRITTEN_ZERO], id="zero in the spec, off"),
+        pytest.param(0, 0, {"mode": "Advise", "minReplicas": 1}, CURES[WRITTEN_ZERO], id="zero in the spec, advised"),
+        pytest.param(0, 0, {"minReplicas": 0, **ELSEWHERE}, CURES[NOT_SERVING], id="stalled at zero"),
+        pytest.param(0, 0, {"minReplicas": 0, "rival": "hpa"}, CURES[NOT_SERVING], id="another writer wants zero"),
     ],
 )
-def test_a_missed_objective_says_what_would_help(pods: int, wanted: int, scaling: dict[str, int], says: str) -> None:
+def test_a_missed_objective_says_what_would_help(pods: int, wanted: int, scaling: dict[str, Any], says: str) -> None:
     said = missed(pods, wanted, **scaling)
     assert "50 % good" in said and said.endswith(f"; {says}")
     assert ("maxReplicas" in said) == (pods > 0), "more replicas are no cure where none is ready"

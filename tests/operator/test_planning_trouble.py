@@ -397,6 +397,9 @@ def test_a_stalled_model_does_not_claim_to_scale() -> None:
     found = {c.type: (c.status, c.reason) for c in status.conditions}
     assert found["ScalingActive"] == ("False", "NotApplied")
     assert found["WorkloadReady"] == ("True", "PodsReady"), "what runs is left alone"
+    off = model_status(view(model(scaling={"mode": "Off"}), [pod(**READY)], judgement=judgement, wanted=1))
+    said = next(c for c in off.conditions if c.type == "ScalingActive")
+    assert said.reason == "Off" and "spec.replicas 1 holds once the Model is no longer stalled" in said.message
 
 
 def test_a_message_fits_a_condition() -> None:

@@ -8,7 +8,13 @@ _SOURCE = "correct spec.source.uri, or put the model there"
 _LOGS = "`kubectl logs POD --all-containers` tells more; what the image and spec.runtime.env say is what runs"
 _REPORTS = "the replicas hold meanwhile; look at the pods of headrace-gateway, and at what the message names"
 
+_MORE = (
+    "more replicas (spec.scaling.maxReplicas; without the autoscaler, spec.replicas; while an override or a schedule "
+    "holds, what it says) or looser targets (spec.classes of the ServiceLevelObjective) would help"
+)
+
 NOT_SERVING, AT_ZERO, FROM_ZERO = "Missed, not serving", "Missed, at zero", "Missed, from zero"
+HELD_AT_ZERO, WRITTEN_ZERO = "Missed, held at zero", "Missed, zero in the spec"
 
 CURES: dict[str, str] = {
     # what keeps pods from running
@@ -40,14 +46,17 @@ CURES: dict[str, str] = {
     Why.DIFFERS.value: "use an engine that follows the spec (spec.runtime.image), and nothing in spec.runtime.env that "
     "overrides it",
     Why.NO_REPORT.value: "it passes once a gateway is ready and has asked the engines",
-    Why.MISSED.value: "more replicas (spec.scaling.maxReplicas) or looser targets (spec.classes of the "
-    "ServiceLevelObjective) would help",
+    Why.MISSED.value: _MORE,
     NOT_SERVING: "no replica is ready, which the condition WorkloadReady explains: neither more of them nor looser "
     "spec.classes of the ServiceLevelObjective would help before one is",
-    AT_ZERO: "nothing runs, and whoever comes first waits for a cold start: spec.scaling.minReplicas 1 (without the "
-    "autoscaler, spec.replicas) keeps a replica ready",
-    FROM_ZERO: "if it was the cold start from zero, spec.scaling.minReplicas 1 keeps a replica ready; else more "
-    "replicas (spec.scaling.maxReplicas) or looser targets (spec.classes of the ServiceLevelObjective) would help",
+    AT_ZERO: "nothing runs, and whoever comes first waits for a cold start: spec.scaling.minReplicas 1 (also of a "
+    "schedule that says otherwise) keeps a replica ready",
+    HELD_AT_ZERO: "nothing runs, and no request wakes the Model, while what the condition WorkloadReady names holds it "
+    "at zero, whatever spec.scaling.minReplicas says: change spec.scaling.override or spec.scaling.schedules, or wait",
+    WRITTEN_ZERO: "nothing runs, and no request wakes the Model: spec.replicas 1 (or spec.scaling.mode Auto) brings a "
+    "replica back",
+    FROM_ZERO: "if it was the cold start from zero, spec.scaling.minReplicas 1 (also of a schedule that says "
+    f"otherwise) keeps a replica ready; else {_MORE}",
     # what the autoscaler lacks
     "NoData": _REPORTS,
     Why.STALE.value: _REPORTS,

@@ -26,7 +26,7 @@ from headrace.api.model_status import (
 )
 from headrace.api.quantities import show_seconds
 from headrace.api.slo import SloSpec
-from headrace.planning.cures import AT_ZERO, FROM_ZERO, NOT_SERVING, cured
+from headrace.planning.cures import AT_ZERO, FROM_ZERO, HELD_AT_ZERO, NOT_SERVING, WRITTEN_ZERO, cured
 from headrace.planning.installation import Installation
 from headrace.planning.judge import Judgement
 from headrace.planning.live import ClassFigures, class_statuses
@@ -221,9 +221,14 @@ def _service_level_met(levels: Sequence[ClassStatus], view: View) -> Condition:
 def _why_missed(view: View) -> str:
     """Which cure holds: replicas only help a Model that has some."""
     scaling = view.model.spec.scaling
-    if not view.pods.all_ready:
-        return NOT_SERVING if view.wanted else AT_ZERO
-    return FROM_ZERO if scaling.mode == "Auto" and scaling.min_replicas == 0 else Why.MISSED.value
+    bounds = scaling.bounds(view.now.timestamp())
+    if view.pods.all_ready:
+        return FROM_ZERO if scaling.mode == "Auto" and bounds.least == 0 < bounds.most else Why.MISSED.value
+    if view.wanted or view.judgement.refusal is not None or view.scaling.other_manager is not None:
+        return NOT_SERVING
+    if scaling.mode != "Auto":
+        return WRITTEN_ZERO
+    return AT_ZERO if bounds.most else HELD_AT_ZERO
 
 
 def _scaling_active(view: View) -> Condition:
@@ -235,7 +240,10 @@ def _scaling_active(view: View) -> Condition:
         message = "nothing is scaled while the Model is stalled: do what the condition Stalled says first"
         return condition(kind, "False", Why.NOT_APPLIED, message)
     if mode == "Off":
-        message = f"spec.scaling.mode is Off: spec.replicas {spec.replicas} holds; Auto lets the autoscaler decide"
+        when = "" if view.judgement.refusal is None else " once the Model is no longer stalled"
+        message = (
+            f"spec.scaling.mode is Off: spec.replicas {spec.replicas} holds{when}; Auto lets the autoscaler decide"
+        )
         if spec.scaling.override is not None or spec.scaling.schedules:
             message += ", and only then do schedules and an override count"
         return condition(kind, "False", Why.SCALING_OFF, message)
