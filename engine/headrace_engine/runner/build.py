@@ -51,8 +51,7 @@ def build(config: EngineConfig) -> Engine:
     attention = CpuAttention(dtype, decoder.window)
     pages, arithmetic = _pool(config, shape, max_tokens, dtype.itemsize)
     arithmetic["weights_bytes"] = sum(path.stat().st_size for path in weight_files(folder))
-    facts = {"model": config.served_name, "dtype": name, "threads": torch.get_num_threads(), "huge_bytes": dense}
-    log.info("model loaded", extra=facts)
+    log.info("weights in place", extra={"threads": torch.get_num_threads(), "huge_bytes": dense})
     runner = TorchRunner(
         model, attention, kv.spec(shape, pages, dtype.itemsize, attention.layout), kv.allocate(shape, pages, attention)
     )
