@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from headrace_engine.api.server import arithmetic, full_length_sequences
+from headrace_engine.api.server import arithmetic, full_length_sequences, steps_in_words
 from headrace_engine.core.messages import Ready
-from headrace_wire.protocol import ModelInfo
+from headrace_wire.protocol import ModelInfo, StepTimes
 from headrace_wire.shape import ModelShape
 
 SHAPE = ModelShape(
@@ -45,3 +45,18 @@ def test_sequences_of_full_length_take_whole_pages(pages: int, context: int, seq
     report = ready(pages, context)
     assert full_length_sequences(report) == sequences
     assert f"{pages * 64} tokens, {sequences} sequences at the full {context};" in arithmetic(report)
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        pytest.param(None, "could not be told at the start", id="not-known"),
+        pytest.param(
+            StepTimes(fixed_s=0.002, sequence_s=0.0002, prefill_token_s=4e-5, steps=30),
+            "a step takes 2 ms, 200 us for each sequence that decodes, 40 us for each prompt token; by 30 steps",
+            id="known",
+        ),
+    ],
+)
+def test_what_a_step_takes_is_said_or_that_it_is_not_known(times: StepTimes | None, words: str) -> None:
+    assert words in steps_in_words(times)

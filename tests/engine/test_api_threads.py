@@ -79,7 +79,10 @@ def test_policy_and_memory_are_said_at_the_start(
     demo_engine: EngineProcess,
     pair: tuple[EngineProcess, EngineProcess],
 ) -> None:
-    lines = {line.get("message"): line for line in (demo_engine if threads else pair[0]).lines}
+    said = list((demo_engine if threads else pair[0]).lines)
+    messages = [line.get("message") for line in said]
+    assert [messages.count(once) for once in ("model loaded", "step times")] == [1, 1]
+    lines = {line.get("message"): line for line in said}
     memory = lines["memory"]
     assert memory["pool_bytes"] == (memory["total_pages"] + 1) * memory["page_bytes"] <= 64 << 20
     assert f"{memory['pool_bytes'] / (1 << 20):.2f} MiB of KV ({memory['total_pages']} pages" in memory["arithmetic"]

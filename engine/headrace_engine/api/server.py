@@ -189,8 +189,8 @@ def _report(ready: Ready, seconds: float, listening: socket.socket) -> None:
             "full_length_sequences": full_length_sequences(ready),
         },
     )
-    if ready.step_times is not None:
-        log.info("step times", extra={"measured": steps_in_words(ready.step_times), **asdict(ready.step_times)})
+    times = ready.step_times
+    log.info("step times", extra={"measured": steps_in_words(times), **({} if times is None else asdict(times))})
     host, port = listening.getsockname()[:2]
     log.info("serving", extra={"url": f"http://{host}:{port}/v1", "host": host, "port": port})
 
@@ -214,8 +214,13 @@ def arithmetic(ready: Ready) -> str:
     )
 
 
-def steps_in_words(times: StepTimes) -> str:
-    """What a step takes, in a sentence."""
+def steps_in_words(times: StepTimes | None) -> str:
+    """What a step takes, in a sentence; None: it could not be told."""
+    if times is None:
+        return (
+            "what a step takes could not be told at the start, since too few steps were possible in the time for it or "
+            "within the limits: it will be learnt from the steps of requests"
+        )
     return (
         f"a step takes {times.fixed_s * 1e3:.3g} ms, {times.sequence_s * 1e6:.3g} us for each sequence that decodes, "
         f"{times.prefill_token_s * 1e6:.3g} us for each prompt token; by {times.steps} steps measured at the start"
