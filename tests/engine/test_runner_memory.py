@@ -36,11 +36,21 @@ def test_pages(given: Supply, sequences: int, pages: int) -> None:
     [
         pytest.param(supply(fixed=33 * MIB - 1), "a KV cache of 33.0 MiB was asked for: 31 pages", id="fixed"),
         pytest.param(
+            supply(fixed=10 << 10),
+            "a KV cache of 10.0 KiB was asked for: 0 pages. "
+            "Lower the context length (--max-model-len), or raise the KV cache size (--kv-cache-bytes)",
+            id="fixed-below-a-MiB",
+        ),
+        pytest.param(
             supply(limit=512 * MIB, used=440 * MIB, working=10 * MIB),
             "90 % of 512.0 MiB less 440.0 MiB in use after loading and 10.0 MiB for a step leave 10.8 MiB: 9 pages",
             id="percent",
         ),
-        pytest.param(supply(limit=512 * MIB, used=600 * MIB), "leave 0.0 MiB: 0 pages", id="nothing-left"),
+        pytest.param(
+            supply(limit=512 * MIB, used=600 * MIB),
+            "leave 0.0 KiB: 0 pages. Lower the context length (--max-model-len), or give more memory",
+            id="nothing-left",
+        ),
     ],
 )
 def test_refuses_with_the_arithmetic(given: Supply, words: str) -> None:
@@ -59,7 +69,7 @@ def test_a_fixed_size_that_is_not_there_is_refused_unless_sequences_cannot_use_i
     assert refused.value.message == (
         "a KV cache of 8.00 GiB was asked for, of which 16 sequences of 2048 tokens can use 513.0 MiB; "
         "900.0 MiB less 400.0 MiB in use after loading leave 500.0 MiB. "
-        "Ask for a smaller KV cache, or give more memory"
+        "Lower the KV cache size (--kv-cache-bytes), or give more memory"
     )
     assert pool_pages(demand, supply(fixed=8 * GIB, limit=913 * MIB, used=400 * MIB)) == 512
 

@@ -11,6 +11,7 @@ from headrace_engine.core.sequence import pages_for
 
 GIB = 1 << 30
 MIB = 1 << 20
+KIB = 1 << 10
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt
 _MOST_KEPT = 32 * MIB  # of one allocation, the most that glibc takes from what it keeps
 _MOST_TRIM = (1 << 31) - 1  # an int
@@ -50,6 +51,11 @@ class Supply:
             f"{_size(self.working)} for a step leave {_size(max(0, self.bytes))}"
         )
 
+    @property
+    def cure(self) -> str:
+        """What gives the pool more."""
+        return "give more memory" if self.fixed is None else "raise the KV cache size (--kv-cache-bytes)"
+
 
 def pool_pages(demand: Demand, supply: Supply) -> int:
     """Pages of the pool, the dummy not counted: never more than all sequences at full length could use.
@@ -63,7 +69,7 @@ def pool_pages(demand: Demand, supply: Supply) -> int:
             "OutOfMemory",
             f"one sequence of {demand.max_tokens} tokens needs {one} pages of {_size(demand.page_bytes)} and a dummy "
             f"page, {_size((one + 1) * demand.page_bytes)}; {supply.arithmetic}: {max(0, fit)} pages. "
-            "Lower the context length, or give more memory",
+            f"Lower the context length (--max-model-len), or {supply.cure}",
         )
     pages = min(fit, one * demand.max_sequences)
     size, free = (pages + 1) * demand.page_bytes, supply.limit - supply.used
@@ -72,7 +78,7 @@ def pool_pages(demand: Demand, supply: Supply) -> int:
             "OutOfMemory",
             f"{supply.arithmetic}, of which {demand.max_sequences} sequences of {demand.max_tokens} tokens can use "
             f"{_size(size)}; {_size(supply.limit)} less {_size(supply.used)} in use after loading leave "
-            f"{_size(max(0, free))}. Ask for a smaller KV cache, or give more memory",
+            f"{_size(max(0, free))}. Lower the KV cache size (--kv-cache-bytes), or give more memory",
         )
     return pages
 
@@ -173,4 +179,6 @@ def _meminfo(root: Path, field: str) -> int:
 
 
 def _size(count: int) -> str:
-    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
+    if count >= GIB:
+        return f"{count / GIB:.2f} GiB"
+    return f"{count / MIB:.1f} MiB" if count >= MIB else f"{count / KIB:.1f} KiB"
