@@ -56,7 +56,7 @@ moment while they wait if the engine has all its CPUs for itself, and sleep at o
 GOMP_SPINCOUNT override it); the log says which.
 
 Ends with 0 after SIGTERM (running requests finish first, see --drain-seconds), 1 if the model cannot be served,
-70 if the core process died.
+2 if an option is wrong, 70 if the core process died.
 """
 FETCH = """\
 Makes the model of a URI usable as DIR/model and checks it: the configuration can be read, the architecture is
@@ -70,12 +70,18 @@ Writes what it found as JSON to the termination log (HEADRACE_TERMINATION_LOG, e
 """
 
 
+MOST_BYTES = (1 << 63) - 1
+
+
 def parse_bytes(text: str) -> int:
     """Bytes of `1073741824`, `512Mi`, `2G`. Raises ArgumentTypeError."""
     match = re.fullmatch(r"(\d+)\s*([kmgt]?i?)b?", text.strip().lower())
     if match is None or match.group(2) not in _SIZES:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; write bytes, or a number with Ki, Mi, Gi")
-    return int(match.group(1)) * _SIZES[match.group(2)]
+    size = int(match.group(1)) * _SIZES[match.group(2)]
+    if size > MOST_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than any machine has")
+    return size
 
 
 def _bounded(low: int, high: int) -> Callable[[str], int]:
@@ -104,10 +110,10 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _file(text: str) -> str:
-    """An argparse type: a path that names something."""
-    if not text:
-        raise argparse.ArgumentTypeError("is empty: name a file, or leave the flag out")
+def _named(text: str) -> str:
+    """An argparse type: a name or a path, not blank."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty: write a name, or leave the flag out")
     return text
 
 
@@ -135,7 +141,7 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     tokens = _bounded(1, 1 << 30)
     serve.add_argument("path", metavar="PATH", help="the model folder, or builtin://demo")
     add = serve.add_argument_group("what is served, and where").add_argument
-    add("--served-model-name", metavar="NAME", help="`model` in requests (default: the folder's name)")
+    add("--served-model-name", type=_named, metavar="NAME", help="`model` in requests (default: the folder's name)")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s; 0.0.0.0 for all)")
     add("--port", type=_bounded(0, 65535), default=8000, help="default: %(default)s; 0 for any free one")
     add(
@@ -144,7 +150,8 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="context: prompt and output (default: the model's)",
     )
-    add("--instance", default=os.environ.get("HEADRACE_INSTANCE", ""), metavar="ID", help="stable id of this process")
+    instance = os.environ.get("HEADRACE_INSTANCE") or None
+    add("--instance", type=_named, default=instance, metavar="ID", help="stable id of this process")
     add = serve.add_argument_group("memory").add_argument
     add("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="default: the checkpoint's")
     add("--kv-cache-bytes", type=parse_bytes, metavar="BYTES", help="most for KV pages, as 512Mi or in bytes")
@@ -153,7 +160,7 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     add("--max-sequences", type=_bounded(1, 4096), default=16, metavar="N", help="requests at a time (%(default)s)")
     add("--max-batch-tokens", type=tokens, default=512, metavar="TOKENS", help="tokens in one step (%(default)s)")
     add("--threads", type=_bounded(0, 1024), default=0, metavar="N", help="of the model (default: the CPUs allowed)")
-    add("--record-steps", type=_file, metavar="FILE", help="write the size and the time of each step, never any text")
+    add("--record-steps", type=_named, metavar="FILE", help="write the size and the time of each step, never any text")
     add = serve.add_argument_group("leaving").add_argument
     add("--drain-seconds", type=_seconds, default=30.0, metavar="S", help="for running requests after SIGTERM (30)")
     serve.set_defaults(run=run_serve)
@@ -242,7 +249,7 @@ def _config(args: argparse.Namespace, folder: Path, name: str) -> EngineConfig:
         kv_cache_bytes=args.kv_cache_bytes,
         memory_percent=args.memory_percent,
         threads=args.threads,
-        instance=args.instance,
+        instance=args.instance or "",
         log_level=args.log_level,
         record_steps=args.record_steps or "",
     )

@@ -108,8 +108,10 @@ def _eos_ids(folder: Path) -> list[int]:
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         value = _read_object(folder, name).get("eos_token_id")
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, int) and not isinstance(item, bool) and item not in ids:
+        for item in [] if value is None else value if isinstance(value, list) else [value]:
+            if not isinstance(item, int) or isinstance(item, bool):
+                raise TokenizerInvalid(name, "eos_token_id must be a token id or a list of them")
+            if item not in ids:
                 ids.append(item)
     return ids
 

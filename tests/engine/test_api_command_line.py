@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def test_sizes(text: str, expected: int) -> None:
     assert parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1.5Gi", "Mi", "1Xi", "1i"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5Gi", "Mi", "1Xi", "1i", "9" * 20])
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         parse_bytes(text)
@@ -45,6 +46,9 @@ REFUSED = {
     "drain-negative": ["serve", "x", "--drain-seconds", "-5"],
     "drain-word": ["serve", "x", "--drain-seconds", "long"],
     "context-of-one": ["serve", "x", "--max-model-len", "1"],
+    "no-name": ["serve", "x", "--served-model-name", ""],
+    "blank-name": ["serve", "x", "--served-model-name", " "],
+    "no-instance": ["serve", "x", "--instance", ""],
     "no-record": ["serve", "x", "--record-steps", ""],
 }
 
@@ -55,6 +59,21 @@ def test_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> No
         parser().parse_args(arguments)
     assert caught.value.code == 2
     assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--served-model-name", "--instance", "--record-steps"])
+def test_an_empty_name_names_its_option(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["serve", "x", option, ""])
+    assert f"argument {option}: is empty: write a name, or leave the flag out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("variable", "instance"), [("pod-7", "pod-7"), ("", "")])
+def test_the_instance_is_the_environment_s_where_no_flag_says_it(
+    variable: str, instance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_INSTANCE", variable)
+    assert _config(parser().parse_args(["serve", "x"]), Path("x"), "m").instance == instance
 
 
 def test_a_context_without_room_for_an_answer_names_its_option(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,6 +114,7 @@ def test_help_of_serve_teaches_memory_threads_and_routes(capsys: pytest.CaptureF
     text = " ".join(capsys.readouterr().out.split())
     for words in ("KV pages of 64 tokens", "The log says the arithmetic", "OMP_WAIT_POLICY", "4 MiB", "/openapi.json"):
         assert words in text
+    assert re.search(r"Ends with 0 .*, 1 if .*, 2 if an option is wrong, 70 if ", text)
     for group in ("what is served, and where:", "memory:", "speed:", "leaving:"):
         assert group in text
 

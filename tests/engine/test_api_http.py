@@ -155,6 +155,11 @@ class TestConnections:
         goes_on, response = talk(demo_engine, request(head=b"expect: 100-continue\r\n"), responses=2)
         assert (goes_on.status_code, response.status_code) == (100, 200)
 
+    def test_a_client_that_asks_before_it_sends_too_much(self, demo_engine: EngineProcess) -> None:
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 10000000\r\n\r\n"
+        (refused,) = talk(demo_engine, head.encode())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, "body_too_large")
+
     @pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff"], ids=["no-json", "no-object", "no-text"])
     def test_a_refusal_keeps_the_connection(self, demo_engine: EngineProcess, body: bytes) -> None:
         refused, health = talk(demo_engine, request(body=body), request("/health", method="GET"), responses=2)

@@ -183,6 +183,7 @@ COMPLETION_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "logprobs-many": ({"logprobs": 21}, "logprobs"),
     "logprobs-negative": ({"logprobs": -1}, "logprobs"),
     "nothing-at-all": ({"max_tokens": 0}, "max_tokens"),
+    "more-choices-than-over-all-prompts": ({"n": 257}, "n"),
     "too-many-choices": ({"prompt": ["p"] * 200, "n": 2}, "prompt"),
     "some-least-of-none": ({"max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens"),
     "chat-fields": ({"continue_final_message": True}, "continue_final_message"),

@@ -94,6 +94,12 @@ def test_stop_ids(fields: dict[str, Any], expected: tuple[int, ...]) -> None:
     assert make([1], **fields)[0].stop_ids == expected
 
 
+def test_ends_outside_the_vocabulary_are_left_out() -> None:
+    body = read_completion(json.dumps({"model": "m", "prompt": [1], "min_tokens": 4, "max_tokens": 5}).encode())
+    (made,) = submits(body, [[1]], LIMITS, eos_ids=(3, 99_999, -1, 50), fresh=Fresh("fresh", 7))
+    assert made.stop_ids == (3,)
+
+
 @pytest.mark.parametrize("ids", [[50], [-1], [10**12]], ids=["above", "negative", "huge"])
 def test_stop_ids_out_of_range(ids: list[int]) -> None:
     with pytest.raises(RequestError) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models
 from headrace.testing.examples import examples
 from headrace.testing.tiny_tokenizer import VOCABULARY, tiny_bundle
 from headrace_engine.fetch.fetch import DEMO
-from headrace_wire.chat import ChatTokenizer, TokenizerInvalid, make_bundle
+from headrace_wire.chat import ChatTokenizer, TokenizerInvalid, make_bundle, read_bundle
 from headrace_wire.reasons import Reason, RequestError
 
 TINY = ChatTokenizer(tiny_bundle())
@@ -128,6 +129,15 @@ def test_bad_messages_are_the_caller_s_fault(messages: Any) -> None:
     with pytest.raises(RequestError) as caught:
         TINY.encode_chat(messages)
     assert (caught.value.reason, caught.value.param) == (Reason.INVALID_REQUEST, "messages")
+
+
+@pytest.mark.parametrize("eos", ["x", [3, "x"], True, 1.5], ids=["text", "text-in-a-list", "bool", "fraction"])
+def test_ends_that_are_no_tokens_are_refused(tmp_path: Path, eos: object) -> None:
+    (tmp_path / "tokenizer.json").write_text((DEMO / "tokenizer.json").read_text())
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    with pytest.raises(TokenizerInvalid, match="eos_token_id must be a token id or a list of them") as refused:
+        read_bundle(tmp_path)
+    assert refused.value.file == "generation_config.json"
 
 
 def test_no_template_is_said() -> None:

@@ -57,7 +57,7 @@ class Generate:
         """Answers while the client stays. Returns the outcome."""
         head = Head()
         try:
-            check_content(scope)
+            check_content(scope, MAX_BODY)
             data = await read_body(receive, MAX_BODY)
             work = asyncio.create_task(self._generate(data, send, head, chat=chat))
             watch = asyncio.create_task(left(receive))

@@ -34,8 +34,14 @@ class WrongMethod(RequestError):
         self.allowed = allowed
 
 
-def check_content(scope: Scope) -> None:
-    """Bodies are plain JSON; a client that says nothing of its body is believed. Raises RequestError."""
+def check_content(scope: Scope, limit: int) -> None:
+    """Bodies are plain JSON; a client that says nothing of its body is believed, and one that asks before it sends more
+    than `limit` bytes is told at once. Raises RequestError.
+    """
+    headers = dict(scope["headers"])
+    length = headers.get(b"content-length", b"0")
+    if headers.get(b"expect", b"").lower() == b"100-continue" and length.isdigit() and int(length) > limit:
+        raise too_large(limit)
     for name, value in scope["headers"]:
         said = value.decode("latin-1").partition(";")[0].strip().lower()
         if name == b"content-type" and said not in ("", "application/json") and not said.endswith("+json"):
@@ -69,8 +75,13 @@ async def _read(receive: Receive, limit: int) -> bytes:
         if not message.get("more_body", False) or size > limit * _DISCARDED:
             break
     if size > limit:
-        raise RequestError(Reason.BODY_TOO_LARGE, f"the body is larger than {limit} bytes")
+        raise too_large(limit)
     return b"".join(parts)
+
+
+def too_large(limit: int) -> RequestError:
+    """A body is refused."""
+    return RequestError(Reason.BODY_TOO_LARGE, f"the body is larger than {limit} bytes")
 
 
 async def left(receive: Receive) -> None:

@@ -96,6 +96,7 @@ def _check_prompts(body: CompletionBody) -> None:
     prompts = body.prompts
     if not all(prompts):
         raise invalid("prompt", "must not be empty, nor hold an empty one")
+    _between("n", body.choices, 1, schema.MAX_CHOICES)
     if len(prompts) * body.choices > schema.MAX_TOTAL_CHOICES:
         raise invalid("prompt", f"at most {schema.MAX_TOTAL_CHOICES} choices over all prompts")
 

@@ -65,7 +65,8 @@ def _stop_ids(body: Generation, eos_ids: tuple[int, ...], limits: Limits) -> tup
     asked = tuple(body.stop_token_ids or ())
     if asked and not 0 <= min(asked) <= max(asked) < limits.vocabulary:
         raise invalid("stop_token_ids", f"token ids are 0 to {limits.vocabulary - 1}")
-    return asked if body.ignore_eos else tuple(dict.fromkeys((*eos_ids, *asked)))
+    ends = (token for token in eos_ids if 0 <= token < limits.vocabulary)  # others are never drawn
+    return asked if body.ignore_eos else tuple(dict.fromkeys((*ends, *asked)))
 
 
 def _biases(body: Generation, limits: Limits) -> tuple[tuple[int, float], ...]:

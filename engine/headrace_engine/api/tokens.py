@@ -20,13 +20,13 @@ class Tokens:
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises RequestError."""
-        check_content(scope)
+        check_content(scope, MAX_BODY)
         data = await read_body(receive, MAX_BODY)
         await respond(send, 200, await self._parts.threads.run(lambda: self._tokenized(data), size=len(data)))
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises RequestError."""
-        check_content(scope)
+        check_content(scope, MAX_BODY)
         data = await read_body(receive, MAX_BODY)
         await respond(send, 200, await self._parts.threads.run(lambda: self._detokenized(data), size=len(data)))
 
