@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace_engine.core.failure import StartError
 from headrace_wire.protocol import PAGE_TOKENS
 
 
@@ -29,6 +30,14 @@ class EngineConfig:
     def page_tokens(self) -> int:
         """Tokens in one page of KV: the same on every backend."""
         return PAGE_TOKENS
+
+    def context(self, positions: int) -> int:
+        """Tokens of prompt and output on a model of so many positions. Raises StartError where it has fewer."""
+        wanted = self.max_model_len or positions
+        if wanted > positions:
+            told = f"a context of {wanted} tokens was asked for (--max-model-len), the model's own is {positions}"
+            raise StartError("ModelInvalid", told, "config.json")
+        return wanted
 
     @property
     def contradiction(self) -> str:

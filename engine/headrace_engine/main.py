@@ -198,6 +198,7 @@ def run_serve(args: argparse.Namespace) -> int:
         return _failed(StartError("ConfigInvalid", config.contradiction))
     try:
         valid = validate(folder)
+        config.context(valid.shape.max_positions)
         settings = Settings(args.host, args.port, args.drain_seconds, defaults=read_defaults(folder))
         listening = listen(settings)
     except StartError as error:

@@ -167,6 +167,7 @@ class TestEnds:
             assert await engine.wait(60) == 1
             lines = [line for line in engine.lines if line.get("reason") == "OutOfMemory" and line.get("file") == ""]
             assert any("2048 tokens" in line["message"] for line in lines)
+            assert sum("2048 tokens" in json.dumps(line) for line in engine.lines) == 1, "said once"
 
         asyncio.run(main())
 

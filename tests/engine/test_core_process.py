@@ -196,7 +196,7 @@ def test_says_why_it_cannot_start(model: Path, tmp_path: Path) -> None:
         failed = core.receive()
         assert isinstance(failed, Failed)
         assert failed.reason == "ModelInvalid"
-        assert "5000 tokens was asked for" in failed.message
+        assert "5000 tokens was asked for (--max-model-len)" in failed.message
         core.process.join(PATIENCE_S)
         assert core.process.exitcode == EXIT_START
     finally:

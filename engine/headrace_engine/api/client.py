@@ -258,7 +258,7 @@ class CoreLink:
             reason="EngineFailed", message=f"the core ended with exit code {process.exitcode}"
         )
         self.failed = words
-        log.error("core ended", extra={"reason": words.reason, "error": words.message, "code": process.exitcode})
+        log.error("core ended", extra={"reason": words.reason, "code": process.exitcode})
         self.died.set()
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(CoreFailed(words))

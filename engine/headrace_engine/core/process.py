@@ -50,7 +50,7 @@ def run(config: EngineConfig, inbound: str, outbound: str) -> None:
     try:
         _serve(config, link)
     except StartError as error:
-        log.error("the core cannot start", extra={"reason": error.reason, "file": error.file, "error": error.message})
+        log.error("the core cannot start", extra={"reason": error.reason, "file": error.file})
         link.send(Failed(reason=error.reason, message=error.message, file=error.file))
         code = EXIT_START
     except Exception as error:

@@ -44,7 +44,7 @@ def build(config: EngineConfig) -> Engine:
     decoder = read_config(folder)
     shape = decoder.shape
     name, dtype = _dtype(config, decoder)
-    max_tokens = _context(config, shape)
+    max_tokens = config.context(shape.max_positions)
     model = load(folder, decoder, dtype)
     memory.give_back()  # the originals of packed weights
     dense = huge.collapse()
@@ -75,14 +75,6 @@ def _dtype(config: EngineConfig, decoder: DecoderConfig) -> tuple[str, torch.dty
     if name not in DTYPES:
         raise StartError("ModelInvalid", f"dtype {name!r} is not supported; supported: auto, {', '.join(DTYPES)}")
     return name, DTYPES[name]
-
-
-def _context(config: EngineConfig, shape: ModelShape) -> int:
-    wanted = config.max_model_len or shape.max_positions
-    if wanted > shape.max_positions:
-        message = f"a context of {wanted} tokens was asked for, the model's own is {shape.max_positions}"
-        raise StartError("ModelInvalid", message, "config.json")
-    return wanted
 
 
 def _pool(config: EngineConfig, shape: ModelShape, max_tokens: int, element: int) -> tuple[int, dict[str, int]]:
