@@ -25,7 +25,7 @@ PROBE_TOKENS = 64  # prompt tokens of a step beside streams as long as nothing i
 # well below five times their median, and prompts get two thirds of the machine.
 STRETCH = 3.0
 MOST_BLOCKS = 1e9  # more is no limit
-BLOCK = 64  # prompt tokens that attention takes together
+BLOCK = 64  # prompt tokens that attention takes together (BLOCK of attention/cpu.py)
 _SCALES = (1.0, 16.0, 4096.0, 256.0, 4096.0 * 256.0)  # features are divided by these, so that they are of one size
 
 
