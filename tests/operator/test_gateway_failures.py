@@ -85,11 +85,13 @@ def test_one_of_two_engines_failing_is_not_seen(fault: Fault, stream: bool) -> N
             set_engines(world, e0, e1)
             await known(gateway, 2)
             e0.inject(fault, times=5)
-            for _ in range(8):
+            asked = 0
+            while asked < 8 or (not e0.seen and asked < 64):  # equal loads are told apart by ids that are drawn
                 answer = await post(gateway, stream=stream)
                 assert answer.status_code == 200 and text(answer, stream) == "hello there"
+                asked += 1
             assert len(e0.seen) > 0
-            assert await outcomes(gateway) == {"good": 8}
+            assert await outcomes(gateway) == {"good": asked}
             ids = [seen.raw["headrace"]["id"] for seen in [*e0.seen, *e1.seen]]
             assert len(set(ids)) == len(ids), "engines never see an id twice"
 
