@@ -37,7 +37,7 @@ seconds = st.floats(0, 10, allow_nan=False)
 def cost(work: StepWork) -> float:
     """A machine's true step time, s."""
     tokens = 0.0006 * work.decodes + 0.0004 * work.prefill
-    return 0.004 + tokens + 2e-7 * work.context + 2e-7 * work.attended
+    return 0.004 + tokens + 2e-7 * work.context + 1e-7 * work.attended
 
 
 def beside_streams(decodes: int, context: int, prefill: int, depth: int = 0) -> StepWork:
@@ -153,6 +153,29 @@ def test_what_limits_the_share(
     share = pace.share(Streams(rows, 100, target), 300)
     kinds = {300: "most", PROBE_TOKENS: "probe", FLOOR_TOKENS: "floor"}
     assert kinds.get(share, "limited") == expected
+
+
+@given(st.integers(0, 3000), st.floats(0.005, 0.5))
+@settings(max_examples=200, deadline=None)
+def test_the_share_ends_where_the_time_ends(depth: int, seconds: float) -> None:
+    """A part of a block takes as long as all of it: one token more would be too slow, or too many."""
+    times = learnt()
+    streams = Streams(4, 800, None, depth)
+    tokens = times.prefill_within(streams, seconds)
+    assert math.isfinite(tokens)
+
+    def takes(count: int) -> float:
+        return times.predict(beside_streams(4, 800, count, depth))
+
+    if tokens >= 1:
+        assert takes(int(tokens)) <= seconds * (1 + 1e-9)
+    assert takes(int(tokens) + 1) > seconds * (1 - 1e-9)
+
+
+def test_a_part_of_a_block_attends_as_all_of_it() -> None:
+    assert chunk_attends(1000, 1) / 1000.5 == chunk_attends(1000, 64) / 1032 == 64
+    assert chunk_attends(1000, 65) / 1032.5 == 128
+    assert chunk_attends(0, 512) == 512 * 256
 
 
 def test_the_default_stretches_what_the_streams_alone_take() -> None:

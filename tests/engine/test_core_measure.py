@@ -26,7 +26,8 @@ def cost(work: StepWork, slower: float = 1.0) -> float:
 class Machine:
     """A fake runner whose steps take time on a clock of its own."""
 
-    def __init__(self, lag: int = 0, pages: int = 256, slower: float = 1.0):
+    def __init__(self, lag: int = 0, pages: int = 256, slower: float = 1.0, cold: float = 0.0):
+        self.cold = cold  # seconds that the first step takes besides
         self.fake = FakeRunner(lag, fake_kv(pages))
         self.lag, self.kv, self.slower, self.now = lag, self.fake.kv, slower, 0.0
         self.plans: list[StepPlan] = []
@@ -39,7 +40,7 @@ class Machine:
         self.fake.launch(plan)
 
     def collect(self) -> StepResult:
-        took = cost(work_of(self.plans[-1]), self.slower)
+        took = cost(work_of(self.plans[-1]), self.slower) + (self.cold if len(self.plans) == 1 else 0.0)
         self.now += took
         result = self.fake.collect()
         return StepResult(number=result.number, tokens=result.tokens, failed=result.failed, ms=1000 * took)
@@ -71,11 +72,26 @@ def test_it_ends_in_time_however_slow_the_machine_is(slower: float) -> None:
     machine = Machine(slower=slower)
     times, _ = measured(machine)
     longest = max(cost(work_of(plan), slower) for plan in machine.plans)
-    assert machine.now <= SECONDS + longest
+    assert machine.now <= 2 * SECONDS + longest
     if slower <= 10:
         assert times.known
     elif slower == 3000:
         assert not times.known and times.told is None and len(machine.plans) <= 4
+
+
+@pytest.mark.parametrize("cold", [0.1, 0.2, 0.4], ids=lambda x: f"{x} s")
+def test_a_first_step_that_builds_what_is_built_once_is_no_measure_of_the_others(cold: float) -> None:
+    times, _ = measured(Machine(slower=3, cold=cold))
+    told = times.told
+    assert told is not None
+    assert told.fixed_s == pytest.approx(3 * FIXED, rel=0.1)
+    assert told.prefill_token_s == pytest.approx(3 * PROMPT, rel=0.1)
+
+
+def test_a_first_step_beyond_all_time_ends_it() -> None:
+    machine = Machine(cold=2 * SECONDS)
+    times, left = measured(machine)
+    assert times.told is None and len(machine.plans) == 1 and left
 
 
 @pytest.mark.parametrize(
@@ -140,7 +156,7 @@ def test_own_steps_soon_outweigh_it() -> None:
 def test_a_stalled_step_among_others_hardly_counts() -> None:
     machine = Machine()
     probe = Probe(machine, LIMITS, machine.clock)
-    stalled = iter([False] * 7 + [True] + [False] * 200)
+    stalled = iter([False] * 8 + [True] + [False] * 200)
     usual = Machine.collect
 
     def collect() -> StepResult:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 from benchmarks.engine import make_model
-from benchmarks.engine.peers import install, machine, plan, report
+from benchmarks.engine.peers import cells, install, machine, plan, report
 from benchmarks.engine.peers.campaign import Campaign
 from benchmarks.engine.peers.plan import Settings
 from benchmarks.engine.peers.progress import minutes, say
@@ -132,7 +132,7 @@ def _measure(options: argparse.Namespace, cache: Path, settings: Settings, missi
     campaign = Campaign(
         settings=settings,
         parts=("load", "gap", "prefix") if options.quick else tuple(options.parts.split(",")),
-        setup=Setup(cache, model, sequences=max(settings.concurrency)),
+        setup=Setup(cache, model, sequences=max(*settings.concurrency, cells.STREAMS + 1)),  # the long prompt has its own
         store=Store(output / CELLS),
         logs=output / "logs",
         prompts=Prompts(model),

@@ -1,7 +1,8 @@
 """How long a step takes, learnt from the engine's own steps, and how much prefill fits beside running streams.
 
 The model is t = a + b · rows that decode + c · tokens of context + d · prompt tokens + e · tokens that these attend to,
-fitted by least squares of relative errors with no coefficient negative. Steps with and without prompts are forgotten
+fitted by least squares of relative errors with no coefficient negative. Attention takes prompts in blocks of BLOCK
+tokens, and a part of one takes as long as all of it. Steps with and without prompts are forgotten
 each at the pace of their own kind, so that long decoding leaves what is known of prompts. Pure: times are arguments.
 """
 
@@ -23,6 +24,8 @@ PROBE_TOKENS = 64  # prompt tokens of a step beside streams as long as nothing i
 # Without a target, a step with prompts takes this many times what its streams alone would take: a stream's gaps stay
 # well below five times their median, and prompts get two thirds of the machine.
 STRETCH = 3.0
+MOST_BLOCKS = 1e9  # more is no limit
+BLOCK = 64  # prompt tokens that attention takes together (BLOCK of attention/cpu.py)
 _SCALES = (1.0, 16.0, 4096.0, 256.0, 4096.0 * 256.0)  # features are divided by these, so that they are of one size
 
 
@@ -33,7 +36,7 @@ class StepWork:
     decodes: int  # rows with one token
     context: int  # tokens of context over all rows
     prefill: int  # prompt tokens
-    attended: float = 0.0  # tokens before them in their own sequences, over all prompt tokens
+    attended: float = 0.0  # tokens before them in their own sequences, over all prompt tokens in whole blocks
 
     def features(self) -> tuple[float, ...]:
         """Scaled, the constant first."""
@@ -52,8 +55,17 @@ class Streams:
 
 
 def chunk_attends(start: int, count: int) -> float:
-    """Tokens that a chunk's tokens attend to, summed over them."""
-    return count * (start + count / 2)
+    """Tokens that a chunk's tokens attend to, summed over them, its last block counted whole."""
+    return -(-count // BLOCK) * BLOCK * (start + count / 2)
+
+
+def _whole_blocks(token: float, pair: float, spare: float) -> float:
+    """Blocks of a prompt for which token · n + pair · n² / 2 takes at most `spare` (above 0); may be inf."""
+    if pair * spare < 1e-6 * token * token:  # the square hardly counts, and its root would lose all digits
+        count = spare / token
+    else:
+        count = (math.sqrt(token * token + 2.0 * pair * spare) - token) / pair if pair > 0.0 else math.inf
+    return math.inf if count == math.inf else float(count // BLOCK)
 
 
 def work_of(plan: StepPlan) -> StepWork:
@@ -122,16 +134,17 @@ class StepTimes:
     def prefill_within(self, streams: Streams, seconds: float) -> float:
         """Prompt tokens that may be computed beside these streams so that the step takes at most `seconds`; may be inf.
 
-        n tokens from depth s on take (d + e·s) · n + e · n² / 2.
+        n tokens from depth s on, b of them in whole blocks, take d · n + e · b · (s + n / 2).
         """
-        pair = self._theta[4] / _SCALES[4]
-        token = self._theta[3] / _SCALES[3] + pair * streams.depth
+        pair, token = self._theta[4] / _SCALES[4], self._theta[3] / _SCALES[3]
         spare = seconds - self.predict(StepWork(streams.rows, streams.context, 0))
         if spare <= 0.0:
             return 0.0
-        if pair * spare < 1e-6 * token * token:  # the square hardly counts, and its root would lose all digits
-            return spare / token
-        return (math.sqrt(token * token + 2.0 * pair * spare) - token) / pair if pair > 0.0 else math.inf
+        blocks = _whole_blocks(token + pair * streams.depth, pair, spare)
+        if not blocks < MOST_BLOCKS:
+            return math.inf
+        rows = BLOCK * (blocks + 1)  # and a part of the next one
+        return max(BLOCK * blocks, (spare - pair * rows * streams.depth) / (token + pair * rows / 2))
 
     def prefill_alone(self, tokens: int) -> float:
         """Seconds that computing the first `tokens` of a prompt adds to a step; 0 while the model is not known.
