@@ -28,6 +28,7 @@ class Case:
     dim: int = 32
     straight: bool = False
     window: int | None = None
+    generated: int = 1  # last tokens of each row that are not of its prompt
 
 
 CASES = {
@@ -56,6 +57,9 @@ CASES = {
     "window-in-a-chunk": Case(((200, 150),), straight=True, window=70),
     "window-in-a-mixed-step": Case(((300, 1), (1, 1), (0, 130), (64, 64), (190, 5)), window=33),
     "window-wider-than-all": Case(((300, 1), (0, 130)), window=5000),
+    "one-token-of-a-prompt": Case(((100, 1), (64, 1), (0, 1)), generated=0),
+    "recomputed": Case(((90, 1), (20, 150), (64, 64)), generated=70),
+    "window-of-recomputed-rows": Case(((290, 1), (20, 150), (64, 64)), generated=70, window=33),
     "wide-head": Case(((90, 1), (10, 80)), heads=2, kv_heads=1, dim=128),
 }
 
@@ -83,6 +87,7 @@ def meta(case: Case, table: torch.Tensor) -> AttentionMeta:
         decode_rows=counts.count(1),
         query_start=torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32),
         context_len=torch.tensor([before + new for before, new in case.rows], dtype=torch.int32),
+        prompt_len=torch.tensor([max(1, before + new - case.generated) for before, new in case.rows], dtype=torch.int32),
         logit_rows=torch.zeros(0, dtype=torch.int64),
         pages=[table],
         slots=[torch.tensor(slots)],

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_engine.core.budget import (
+    BLOCK,
     FLOOR_TOKENS,
     PROBE_TOKENS,
     STRETCH,
@@ -123,13 +124,13 @@ def test_the_share(streams: Streams, looser: float, most: int) -> None:
         return pace.times.predict(beside_streams(streams.rows, streams.context, prefill, streams.depth))
 
     share = pace.share(streams, most)
-    assert min(FLOOR_TOKENS, most) <= share <= most
+    assert min(FLOOR_TOKENS, BLOCK - streams.depth % BLOCK, most) <= share <= most
     if share > FLOOR_TOKENS:
         assert predicted(share) <= target + 1e-9
     if share < most:
         assert predicted(share + 1) > target - 1e-9
     assert pace.share(replace(streams, target_s=target * looser), most) >= share
-    assert pace.share(replace(streams, depth=streams.depth + 500), most) <= share
+    assert pace.share(replace(streams, depth=streams.depth + 8 * BLOCK), most) <= share
 
 
 @pytest.mark.parametrize(
@@ -173,8 +174,10 @@ def test_the_share_ends_where_the_time_ends(depth: int, seconds: float) -> None:
 
 
 def test_a_part_of_a_block_attends_as_all_of_it() -> None:
-    assert chunk_attends(1000, 1) / 1000.5 == chunk_attends(1000, 64) / 1032 == 64
-    assert chunk_attends(1000, 65) / 1032.5 == 128
+    assert chunk_attends(1024, 1) / 1024.5 == chunk_attends(1024, 64) / 1056 == 64
+    assert chunk_attends(1024, 65) / 1056.5 == 128
+    assert chunk_attends(1024 + 40, 24) == chunk_attends(1024, 64), "the rest of a block, as all of it"
+    assert chunk_attends(1024 + 40, 25) == chunk_attends(1024, 65), "blocks begin where pages do"
     assert chunk_attends(0, 512) == 512 * 256
 
 
@@ -229,7 +232,9 @@ class Machine:
         self.world.submit("long", prompt(tokens, seed=99), max_tokens=1, **more)
         while "long" not in self.world.deltas:
             plan = self.step()
-            assert max(row.count for row in plan.steps) >= FLOOR_TOKENS or "long" in self.world.deltas
+            chunk = max(plan.steps, key=lambda row: row.count)
+            floor = min(FLOOR_TOKENS, BLOCK - chunk.start % BLOCK)
+            assert chunk.count >= floor or "long" in self.world.deltas
         return self.now - began
 
 

@@ -44,22 +44,23 @@ COUNT = 80
 class Model:
     """One tiny checkpoint; each runner has KV of its own."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, dtype: torch.dtype):
         write_checkpoint(folder, CONFIG, seed=4)
+        self._dtype = dtype
         self._config = read_config(folder)
-        self._model = load(folder, self._config, torch.float32)
+        self._model = load(folder, self._config, dtype)
 
     def driven(self, *, lag: int = 0, pages: int = 64, **limits: Any) -> Driven:
-        attention = CpuAttention(torch.float32)
+        attention = CpuAttention(self._dtype)
         shape = self._config.shape
-        spec = kv.spec(shape, pages, 4, attention.layout)
+        spec = kv.spec(shape, pages, self._dtype.itemsize, attention.layout)
         runner = TorchRunner(self._model, attention, spec, kv.allocate(shape, pages, attention))
         return Driven(runner=Deferred(runner, lag), context=CONTEXT, **limits)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model(tmp_path_factory.mktemp("tiny"))
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model(tmp_path_factory.mktemp("tiny"), request.param)
 
 
 def prompt(name: str) -> list[int]:

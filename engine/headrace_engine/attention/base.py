@@ -19,6 +19,7 @@ class AttentionMeta:
     decode_rows: int  # leading rows with exactly one new token
     query_start: Tensor  # int32 [rows + 1]
     context_len: Tensor  # int32 [rows], new tokens included
+    prompt_len: Tensor  # int32 [rows]: tokens of the prompt; those after it were generated
     logit_rows: Tensor  # int64 [sampled rows]: index of the token whose logits are wanted
     pages: list[Tensor]  # by KV group: int32 [rows, most pages of a row], 0 (the dummy page) after a row's end
     slots: list[Tensor]  # by KV group: int64 [tokens], page * 64 + offset of each new token

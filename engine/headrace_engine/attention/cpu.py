@@ -1,9 +1,15 @@
-"""Attention on the CPU: head-major pages, so that a run of neighbouring pages is one plain matrix per KV head."""
+"""Attention on the CPU: head-major pages, so that a run of neighbouring pages is one plain matrix per KV head.
+
+A token's result is the same to the bit whatever is computed with it: each call covers whole pages, with what is not
+seen hidden by a mask, prompts are cut where pages begin, and the type that a token is attended in follows from its
+position and from whether it was generated. So neither the batch nor chunks, cached pages or recomputing change it.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,10 +20,10 @@ from headrace_engine.attention.grouping import Group, Pool, grouped
 from headrace_wire.protocol import PAGE_TOKENS
 
 LINE = 64  # bytes of a cache line
-BLOCK = 64  # prompt tokens attended in one call; what lies above the diagonal is skipped beyond it
+BLOCK = PAGE_TOKENS  # prompt tokens attended in one call; what lies above the diagonal is skipped beyond it
 MASK_STEP = 2048  # tokens by which the mask of prompts grows
 GATHER_BYTES = 4 << 20  # keys and values copied for one call: about what stays in the caches until it is read
-WIDE_BYTES = 32 << 20  # keys and values of a prompt's context up to this size are converted to fp32, which is faster
+WIDE_BYTES = 32 << 20  # keys and values of a prompt's block up to this size are converted to fp32, which is faster
 
 _sdpa = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -40,12 +46,24 @@ class _Decode:
 
 
 @dataclass(frozen=True)
-class _Prompt:
-    """A row with several new tokens: [first, last) of the step."""
+class _Block:
+    """Tokens of a row that are attended in one call: [first, last) of its context, none across a page's border."""
 
     first: int
     last: int
-    context: int
+    start: int  # keys from here
+    end: int  # to the end of the tokens' page
+    wide: bool  # in fp32
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """A row that is attended in blocks: [first, last) of the step."""
+
+    first: int
+    last: int
+    blocks: list[_Block]
+    count: int  # pages
     page: int  # first page, where all pages are neighbours; else 0
     pages: Tensor | None  # int64 [pages], where they are not
 
@@ -66,6 +84,7 @@ class CpuAttention:
         self._window = window
         self._pool = Pool(0, 1)
         self._gathered = torch.empty(0, dtype=dtype)  # reused from call to call
+        self._wide_tokens = 0  # keys and values that WIDE_BYTES hold
         self._causal: dict[tuple[torch.dtype, int], Tensor] = {}  # masks by dtype and group
         self.layout = "cpu-head-major-64"
 
@@ -74,27 +93,41 @@ class CpuAttention:
         page = 2 * kv_heads * PAGE_TOKENS * head_dim  # elements
         self._pool = Pool(pages + 1, max(1, GATHER_BYTES // (page * self._dtype.itemsize)))
         self._gathered = torch.empty(self._pool.gathered * page, dtype=self._dtype)
+        self._wide_tokens = WIDE_BYTES // (2 * kv_heads * head_dim * torch.float32.itemsize)
         both = _zeros((2 * kv_heads, pages + 1, PAGE_TOKENS, head_dim), self._dtype)
         return CpuLayerKv(both[:kv_heads], both[kv_heads:], both)
 
     def prepare(self, meta: AttentionMeta) -> _Step:
         """Group the rows that decode; find out which prompts can be read in place."""
         table, contexts = meta.pages[0].numpy(), meta.context_len.numpy()
+        generated = np.flatnonzero(contexts[: meta.decode_rows] > meta.prompt_len.numpy()[: meta.decode_rows])
         decodes = []
-        if meta.decode_rows:
-            groups = grouped(table[: meta.decode_rows], contexts[: meta.decode_rows], self._pool, self._window)
-            decodes = [self._decode(group) for group in groups]
-        starts = meta.query_start.tolist()
-        prompts = []
-        for row in range(meta.decode_rows, len(contexts)):
-            context = int(contexts[row])
-            pages = meta.pages[0][row, : -(-context // PAGE_TOKENS)]
-            first = int(pages[0])
-            straight = bool((pages.numpy() == range(first, first + len(pages))).all())
-            prompts.append(
-                _Prompt(starts[row], starts[row + 1], context, first, None if straight else pages.long()),
-            )
+        if len(generated):
+            groups = grouped(table[generated], contexts[generated], self._pool, self._window)
+            decodes = [self._decode(replace(group, rows=generated[group.rows].tolist())) for group in groups]
+        alone = set(generated.tolist())
+        prompts = [self._prompt(meta, row) for row in range(len(contexts)) if row not in alone]
         return _Step(decodes, prompts, meta.slots[0])
+
+    def _prompt(self, meta: AttentionMeta, row: int) -> _Prompt:
+        first, last = meta.query_start[row : row + 2].tolist()
+        context, prompt = int(meta.context_len[row]), int(meta.prompt_len[row])
+        blocks = list(self._blocks(context - (last - first), context, prompt))
+        count = -(-context // PAGE_TOKENS)
+        pages = meta.pages[0][row, :count]
+        page = int(pages[0])
+        straight = bool((pages.numpy() == range(page, page + count)).all())
+        return _Prompt(first, last, blocks, count, page, None if straight else pages.long())
+
+    def _blocks(self, at: int, end: int, prompt: int) -> Iterator[_Block]:
+        """Tokens [at, end) of a row; those of the prompt and those that were generated after it apart."""
+        while at < end:
+            begin = at // BLOCK * BLOCK
+            stop = begin + BLOCK
+            last = min(end, stop, prompt if at < prompt else stop)
+            start = 0 if self._window is None else max(0, begin + 1 - self._window) // PAGE_TOKENS * PAGE_TOKENS
+            yield _Block(at, last, start, stop, at < prompt and stop - start <= self._wide_tokens)
+            at = last
 
     def _decode(self, group: Group) -> _Decode:
         first, count = group.rows[0], len(group.rows)
@@ -141,41 +174,40 @@ class CpuAttention:
 
     def _prefill(self, q: Tensor, kv: CpuLayerKv, prompt: _Prompt, out: Tensor) -> None:
         """Attend a prompt's new tokens [n, kv_heads, group, D] in blocks, each to the context up to its own end."""
-        total, kv_heads, group, dim = q.shape
+        _, kv_heads, group, dim = q.shape
         keys, values = self._context(kv, prompt)
-        before = prompt.context - total
-        low = 0 if self._window is None else max(0, before + 1 - self._window)  # what comes before is not seen
-        keys, values = keys[:, :, low:], values[:, :, low:]
-        if keys.shape[2] * kv_heads * dim * 8 <= WIDE_BYTES:
-            q, keys, values = q.float(), keys.float(), values.float()
-        for first in range(0, total, BLOCK):
-            n = min(BLOCK, total - first)
-            last = before + first + n - low
-            start = 0 if self._window is None else max(0, last - n + 1 - self._window)
+        low, before = prompt.blocks[0].start, prompt.blocks[0].first
+        wide_end = max((block.end for block in prompt.blocks if block.wide), default=low)
+        narrow = q, keys[:, :, low:], values[:, :, low:]
+        wide = q.float(), keys[:, :, low:wide_end].float(), values[:, :, low:wide_end].float()
+        for block in prompt.blocks:
+            queries, k, v = wide if block.wide else narrow
+            n = block.last - block.first
+            seen = slice(block.start - low, block.end - low)
+            new = slice(block.first - before, block.last - before)
             # Rows are the tokens of the first query head of each KV head, then those of the second.
-            block = q[first : first + n].permute(1, 2, 0, 3).reshape(1, kv_heads, group * n, dim)
-            mask = self._bias(keys.dtype, group, n, last - start)
-            attended = _sdpa(block, keys[:, :, start:last], values[:, :, start:last], attn_mask=mask)[0]
-            out[first : first + n] = attended.view(kv_heads, group, n, dim).permute(2, 0, 1, 3)
+            rows = queries[new].permute(1, 2, 0, 3).reshape(1, kv_heads, group * n, dim)
+            attended = _sdpa(rows, k[:, :, seen], v[:, :, seen], attn_mask=self._bias(k.dtype, group, block))[0]
+            out[new] = attended.view(kv_heads, group, n, dim).permute(2, 0, 1, 3)
 
     def _context(self, kv: CpuLayerKv, prompt: _Prompt) -> tuple[Tensor, Tensor]:
-        """Keys and values of a prompt, [1, kv_heads, context, D]: views where the pages are neighbours."""
+        """Keys and values of a row's pages, [1, kv_heads, pages * 64, D]: views where the pages are neighbours."""
         if prompt.pages is not None:
-            keys, values = _gather(kv, prompt.pages, 1, self._gathered)
-            return keys[:, :, : prompt.context], values[:, :, : prompt.context]
+            return _gather(kv, prompt.pages, 1, self._gathered)
         heads, _, size, dim = kv.both.shape
-        first = prompt.page * size
-        both = kv.both.view(heads, -1, dim)[:, first : first + prompt.context].unsqueeze(0)
+        both = kv.both.view(heads, -1, dim)[:, prompt.page * size : (prompt.page + prompt.count) * size].unsqueeze(0)
         return both[:, : heads // 2], both[:, heads // 2 :]
 
-    def _bias(self, dtype: torch.dtype, group: int, n: int, seen: int) -> Tensor:
-        """Mask [1, 1, group * n, seen] of the last n of `seen` tokens: part of one that is kept for all lengths."""
+    def _bias(self, dtype: torch.dtype, group: int, block: _Block) -> Tensor:
+        """Mask [1, 1, group * tokens, keys] of a block: part of one that is kept for all lengths."""
+        seen = block.end - block.start
         held = self._causal.get((dtype, group))
-        if held is None or held.shape[2] < seen + BLOCK - n:
-            width = -(-(seen + BLOCK) // MASK_STEP) * MASK_STEP
-            held = self._causal[dtype, group] = _causal(width, self._window, group, dtype)
-        width = held.shape[2] - BLOCK + n
-        return held[:, :n, width - seen : width].reshape(1, 1, group * n, seen)
+        if held is None or held.shape[2] < seen:
+            held = self._causal[dtype, group] = _causal(
+                -(-seen // MASK_STEP) * MASK_STEP, self._window, group, dtype
+            )
+        rows = slice(block.first % BLOCK, block.first % BLOCK + block.last - block.first)
+        return held[:, rows, held.shape[2] - seen :].reshape(1, 1, -1, seen)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

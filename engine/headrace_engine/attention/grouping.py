@@ -25,9 +25,9 @@ class Group:
 
     rows: list[int]
     seen: list[int]
-    hidden: list[int]  # fewer than a page; more than 0 only where a window begins inside one
+    hidden: list[int]  # fewer than two pages; more than 0 only beside a window
     pages: npt.NDArray[np.int64] | None  # [rows * most pages], the dummy page after a row's end; None: read in place
-    width: int  # tokens that the call covers for each row
+    width: int  # tokens that the call covers for each row: whole pages
     base: int = 0  # first page of the first row
     stride: int = 0  # pages from one row's first to the next one's
 
@@ -70,8 +70,11 @@ def grouped(table: Ints, contexts: Ints, pool: Pool, window: int | None = None) 
 
 
 def _visible(table: Ints, contexts: Ints, window: int | None) -> _Rows:
-    skipped = np.zeros_like(contexts) if window is None else np.maximum(contexts - window, 0)
-    first = skipped // PAGE_TOKENS
+    """A row begins at the page that the first token of its last page sees first, as the block of a prompt does."""
+    skipped, first = np.zeros_like(contexts), np.zeros_like(contexts)
+    if window is not None:
+        skipped = np.maximum(contexts - window, 0)
+        first = np.maximum((contexts - 1) // PAGE_TOKENS * PAGE_TOKENS + 1 - window, 0) // PAGE_TOKENS
     count = (contexts + PAGE_TOKENS - 1) // PAGE_TOKENS - first
     base = table[np.arange(len(table)), first]
     columns = np.arange(table.shape[1], dtype=table.dtype)
@@ -103,8 +106,8 @@ def _in_place(rows: _Rows, chosen: list[int], total: int) -> Iterator[Group]:
         yield from _in_place(rows, chosen[-1:], total)
         return
     stride = bases[1] - bases[0] if len(bases) > 1 else 0
-    seen = rows.seen[chosen].tolist()
-    yield Group(chosen, seen, rows.hidden[chosen].tolist(), None, max(seen), bases[0], stride)
+    width = int(rows.count[chosen].max()) * PAGE_TOKENS
+    yield Group(chosen, rows.seen[chosen].tolist(), rows.hidden[chosen].tolist(), None, width, bases[0], stride)
 
 
 def _packs(order: list[int], sizes: list[int], counts: Ints, most: int) -> Iterator[list[int]]:

@@ -1,8 +1,8 @@
 """How long a step takes, learnt from the engine's own steps, and how much prefill fits beside running streams.
 
 The model is t = a + b · rows that decode + c · tokens of context + d · prompt tokens + e · tokens that these attend to,
-fitted by least squares of relative errors with no coefficient negative. Attention takes prompts in blocks of BLOCK
-tokens, and a part of one takes as long as all of it. Steps with and without prompts are forgotten
+fitted by least squares of relative errors with no coefficient negative. Attention takes prompts in blocks that begin
+at every BLOCK tokens, and a part of one takes as long as all of it. Steps with and without prompts are forgotten
 each at the pace of their own kind, so that long decoding leaves what is known of prompts. Pure: times are arguments.
 """
 
@@ -55,8 +55,9 @@ class Streams:
 
 
 def chunk_attends(start: int, count: int) -> float:
-    """Tokens that a chunk's tokens attend to, summed over them, its last block counted whole."""
-    return -(-count // BLOCK) * BLOCK * (start + count / 2)
+    """Tokens that a chunk's tokens attend to, summed over them, the blocks that it touches counted whole."""
+    begun = start % BLOCK
+    return -(-(begun + count) // BLOCK) * BLOCK * (start - begun + (begun + count) / 2)
 
 
 def _whole_blocks(token: float, pair: float, spare: float) -> float:
@@ -69,7 +70,7 @@ def _whole_blocks(token: float, pair: float, spare: float) -> float:
 
 
 def work_of(plan: StepPlan) -> StepWork:
-    """What a plan computes; a prompt's chunk of one token counts as a row that decodes, which it is to the runner."""
+    """What a plan computes; a prompt's chunk of one token counts as a row that decodes, as it takes hardly longer."""
     decodes, context, prefill, attended = 0, 0, 0, 0.0
     for step in plan.steps:
         context += step.start + step.count
@@ -134,17 +135,20 @@ class StepTimes:
     def prefill_within(self, streams: Streams, seconds: float) -> float:
         """Prompt tokens that may be computed beside these streams so that the step takes at most `seconds`; may be inf.
 
-        n tokens from depth s on, b of them in whole blocks, take d · n + e · b · (s + n / 2).
+        n tokens from depth s on, where a block begins, take d · n + e · b · (s + n / 2), b being n in whole blocks. From
+        inside a block it is as if its first tokens were computed too, in no time.
         """
         pair, token = self._theta[4] / _SCALES[4], self._theta[3] / _SCALES[3]
         spare = seconds - self.predict(StepWork(streams.rows, streams.context, 0))
         if spare <= 0.0:
             return 0.0
-        blocks = _whole_blocks(token + pair * streams.depth, pair, spare)
+        begun = streams.depth % BLOCK
+        depth, spare = streams.depth - begun, spare + token * begun
+        blocks = _whole_blocks(token + pair * depth, pair, spare)
         if not blocks < MOST_BLOCKS:
             return math.inf
         rows = BLOCK * (blocks + 1)  # and a part of the next one
-        return max(BLOCK * blocks, (spare - pair * rows * streams.depth) / (token + pair * rows / 2))
+        return max(0.0, BLOCK * blocks - begun, (spare - pair * rows * depth) / (token + pair * rows / 2) - begun)
 
     def prefill_alone(self, tokens: int) -> float:
         """Seconds that computing the first `tokens` of a prompt adds to a step; 0 while the model is not known.
@@ -178,7 +182,8 @@ class Pace:
         return self._stretch * self.times.predict(StepWork(streams.rows, streams.context, 0))
 
     def share(self, streams: Streams, most: int) -> int:
-        """Prompt tokens of the next step, up to `most`, at least the floor where that is allowed."""
+        """Prompt tokens of the next step, up to `most`, at least the floor (or up to the end of a block that is begun)
+        where that is allowed."""
         if not streams.rows:
             return most
         if not self.times.known:
@@ -186,7 +191,8 @@ class Pace:
         target = self.target_s(streams)
         if target == math.inf:
             return most
-        return int(min(most, max(self._floor, self.times.prefill_within(streams, target))))
+        floor = min(self._floor, BLOCK - streams.depth % BLOCK)  # not into a second block
+        return int(min(most, max(floor, self.times.prefill_within(streams, target))))
 
     def rate(self, streams: Streams, most: int) -> float:
         """Tokens/s that a new prompt would get beside these streams; 0 = not yet known."""

@@ -44,7 +44,7 @@ class Sink(Protocol):
 
 
 def line_of(plan: StepPlan, seconds: float, between: float | None) -> Line:
-    """What is written of a step. A piece of one token counts as a row that decodes, which it is to the runner."""
+    """What is written of a step. A piece of one token counts as a row that decodes, as it takes hardly longer."""
     rows = [step for step in plan.steps if step.count == 1]
     return Line(
         seconds=round(seconds, 7),

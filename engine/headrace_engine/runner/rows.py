@@ -88,6 +88,7 @@ def build(steps: list[RowStep], rows: dict[int, Row]) -> Batch:
         decode_rows=int((counts == 1).sum()),
         query_start=torch.from_numpy(query_start),
         context_len=torch.from_numpy(contexts),
+        prompt_len=torch.tensor([row.prompt for row in held], dtype=torch.int32),
         logit_rows=torch.from_numpy(_logit_rows(steps, held, query_start)),
         pages=[torch.from_numpy(table)],
         slots=[torch.from_numpy(slots)],
