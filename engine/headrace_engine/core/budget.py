@@ -1,6 +1,8 @@
 """How long a step takes, learnt from the engine's own steps, and how much prefill fits beside running streams.
 
-The model is t = a + b · rows that decode + c · tokens of context + d · prompt tokens + e · tokens that these attend to,
+The model is t = a + b · rows that decode + c · their tokens of context + d · prompt tokens + e · tokens that these
+attend to (what prompts attend to is no context: both grow alike while a prompt is read, and the fit could not tell them
+apart, so that streams alone would seem slower with every chunk of it),
 fitted by least squares of relative errors with no coefficient negative. Attention takes prompts in blocks that begin
 at every BLOCK tokens, and a part of one takes as long as all of it. Steps with and without prompts are forgotten
 each at the pace of their own kind, so that long decoding leaves what is known of prompts. Pure: times are arguments.
@@ -34,7 +36,7 @@ class StepWork:
     """What a step computes."""
 
     decodes: int  # rows with one token
-    context: int  # tokens of context over all rows
+    context: int  # tokens of context over the rows that decode
     prefill: int  # prompt tokens
     attended: float = 0.0  # tokens before them in their own sequences, over all prompt tokens in whole blocks
 
@@ -73,9 +75,9 @@ def work_of(plan: StepPlan) -> StepWork:
     """What a plan computes; a prompt's chunk of one token counts as a row that decodes, as it takes hardly longer."""
     decodes, context, prefill, attended = 0, 0, 0, 0.0
     for step in plan.steps:
-        context += step.start + step.count
         if step.count == 1:
             decodes += 1
+            context += step.start + 1
         else:
             prefill += step.count
             attended += chunk_attends(step.start, step.count)
