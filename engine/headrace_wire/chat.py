@@ -101,7 +101,9 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
     if isinstance(template, list):
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
         template = named.get("default")
-    return template if isinstance(template, str) else None
+    if template is not None and not isinstance(template, str):
+        raise TokenizerInvalid("tokenizer_config.json", f"chat_template must be a text, got {template!r:.100}")
+    return template
 
 
 def _eos_ids(folder: Path) -> list[int]:

@@ -94,6 +94,14 @@ def _integer(config: Mapping[str, Any], field: str, default: int | None = None) 
     return value
 
 
+def read_flag(config: Mapping[str, Any], field: str) -> bool:
+    """A switch that is off where it is absent or null. Raises ShapeError for what is not true or false."""
+    value = config.get(field)
+    if value is not None and not isinstance(value, bool):
+        raise ShapeError(field, f"must be true or false, got {value!r}")
+    return bool(value)
+
+
 def read_window(config: Mapping[str, Any], architecture: str) -> int | None:
     """Tokens that one attends to, itself included: Mistral's window, None where there is none.
 
@@ -108,7 +116,7 @@ def _attention_bias(config: Mapping[str, Any], architecture: str) -> bool:
     """Qwen2 always has biases, Mistral never; neither says so in its config."""
     if architecture in ("MistralForCausalLM", "Qwen2ForCausalLM"):
         return architecture == "Qwen2ForCausalLM"
-    return bool(config.get("attention_bias", False))
+    return read_flag(config, "attention_bias")
 
 
 def read_shape(config: Mapping[str, Any]) -> ModelShape:
@@ -123,7 +131,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     if heads % kv_heads:
         raise ShapeError("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {heads}")
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
-    if dtype not in DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise ShapeError("dtype", f"{dtype!r} is not supported; supported: {', '.join(DTYPE_BYTES)}")
     read_window(config, names[0])  # raises; KV is kept and charged for the whole context
     return ModelShape(
@@ -136,10 +144,10 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         intermediate=_integer(config, "intermediate_size"),
         vocab=_integer(config, "vocab_size"),
         max_positions=_integer(config, "max_position_embeddings"),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=read_flag(config, "tie_word_embeddings"),
         qk_norm=names[0] == "Qwen3ForCausalLM",
         attention_bias=_attention_bias(config, names[0]),
-        dtype=str(dtype),
+        dtype=dtype,
     )
 
 

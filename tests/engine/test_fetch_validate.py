@@ -102,6 +102,18 @@ def odd_header(folder: Path) -> None:
     (folder / SINGLE).write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 4)
 
 
+def integers(folder: Path) -> None:
+    import numpy as np
+
+    save_file(_words(folder) | {"model.norm.weight": np.zeros(256, dtype=np.int32)}, folder / SINGLE)
+
+
+def template_is_a_number(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": 5}))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+
+
 def huge_header(folder: Path) -> None:
     (folder / SINGLE).write_bytes(struct.pack("<Q", 1 << 60) + b"{}")
 
@@ -122,6 +134,22 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str, str]] = {
         "config.json",
         "num_hidden_layers",
     ),
+    "tied-of-another-type": (
+        lambda f: change_config(f, tie_word_embeddings="no"),
+        "ModelInvalid",
+        "config.json",
+        "tie_word_embeddings: must be true or false, got 'no'",
+    ),
+    "bias-of-another-type": (lambda f: change_config(f, mlp_bias=1), "ModelInvalid", "config.json", "mlp_bias"),
+    "dtype-of-another-type": (lambda f: change_config(f, dtype=["x"]), "ModelInvalid", "config.json", "dtype"),
+    "theta-without-end": (lambda f: change_config(f, rope_theta=1e999), "ModelInvalid", "config.json", "rope_theta"),
+    "template-of-another-type": (
+        template_is_a_number,
+        "ModelInvalid",
+        "tokenizer_config.json",
+        "chat_template must be a text, got 5",
+    ),
+    "weights-of-integers": (integers, "ModelInvalid", SINGLE, "model.norm.weight is of I32"),
     "no-tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "ModelIncomplete", "tokenizer.json", "missing"),
     "tokenizer-broken": (lambda f: (f / "tokenizer.json").write_text("{}"), "ModelInvalid", "tokenizer.json", ""),
     "template-broken": (
@@ -149,7 +177,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str, str]] = {
     "cut-shard": (cut_second_shard, "ModelIncomplete", SHARDS[1], "cut short"),
     "tensor-in-another-shard": (name_another_shard, "ModelIncomplete", "", "model.norm.weight"),
     "index-not-json": (lambda f: (f / INDEX).write_text("{"), "ModelInvalid", INDEX, "cannot be read"),
-    "index-leads-out": (index_leads_out, "ModelInvalid", INDEX, "weight_map"),
+    "index-leads-out": (index_leads_out, "ModelInvalid", INDEX, "'model.norm.weight' has '../secret'"),
 }
 
 

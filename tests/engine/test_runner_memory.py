@@ -68,7 +68,7 @@ def test_a_fixed_size_that_is_not_there_is_refused_unless_sequences_cannot_use_i
     assert refused.value.reason == "OutOfMemory"
     assert refused.value.message == (
         "a KV cache of 8.00 GiB was asked for, of which 16 sequences of 2048 tokens can use 513.0 MiB; "
-        "900.0 MiB less 400.0 MiB in use after loading leave 500.0 MiB. "
+        "900.0 MiB less 400.0 MiB in use leave 500.0 MiB. "
         "Lower the KV cache size (--kv-cache-bytes), or give more memory"
     )
     assert pool_pages(demand, supply(fixed=8 * GIB, limit=913 * MIB, used=400 * MIB)) == 512

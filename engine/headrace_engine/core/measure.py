@@ -24,7 +24,7 @@ from headrace_wire.protocol import Sampling
 
 log = logging.getLogger(__name__)
 
-SECONDS = 0.6  # for all of it, and as much again for the first steps, which build what is built once
+SECONDS = 2.0  # for all of it, and as much again for the first steps, which build what is built once
 TIMES = 3  # that each step is taken; its median counts
 LONG_S = 0.05  # from where it is taken once
 SIZES = (1, 4, 16, 64, 256)  # sequences that decode together

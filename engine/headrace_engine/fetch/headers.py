@@ -56,8 +56,16 @@ def _read_index(folder: Path) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StartError("ModelInvalid", f"{INDEX} cannot be read: {error!r}", INDEX) from error
     if not isinstance(where, dict) or not where or not all(_plain(file) for file in where.values()):
-        raise StartError("ModelInvalid", f"{INDEX}: weight_map must give a file name by tensor", INDEX)
+        raise StartError("ModelInvalid", f"{INDEX}: weight_map must give a file name by tensor{_odd(where)}", INDEX)
     return where
+
+
+def _odd(where: object) -> str:
+    """What is wrong with an index, as far as it is one entry."""
+    if not isinstance(where, dict):
+        return f", got {where!r:.100}"
+    odd = next(((name, file) for name, file in where.items() if not _plain(file)), None)
+    return ", is empty" if odd is None else f", {odd[0]!r:.100} has {odd[1]!r:.100}"
 
 
 def _plain(name: object) -> bool:

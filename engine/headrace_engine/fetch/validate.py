@@ -15,6 +15,8 @@ from headrace_wire.chat import ChatTokenizer, TokenizerInvalid
 from headrace_wire.shape import ModelShape
 
 TOKENIZER = "tokenizer.json"
+FLOATS = ("BF16", "F16", "F32", "F64", "F8_E4M3", "F8_E5M2")
+"""Types that a weight may be stored in."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ def validate(folder: Path) -> Valid:
         raise StartError("SourceNotFound", f"{folder} is not a folder")
     for name in (CONFIG, TOKENIZER):
         if not (folder / name).is_file():
-            raise StartError("ModelIncomplete", f"{name} is missing", name)
+            raise StartError("ModelIncomplete", f"{name} is missing in {folder}", name)
     shape = read_config(folder).shape
     try:
         tokenizer = ChatTokenizer.from_folder(folder)
@@ -52,6 +54,9 @@ def _check_tensors(tensors: dict[str, Tensor], shape: ModelShape) -> None:
         if tensor is None:
             file = next(iter(tensors.values())).file if tensors else "model.safetensors"
             raise StartError("ModelIncomplete", f"tensor {name} is missing", file)
+        if tensor.dtype not in FLOATS:
+            message = f"{tensor.file}: tensor {name} is of {tensor.dtype}, weights are of {', '.join(FLOATS)}"
+            raise StartError("ModelInvalid", message, tensor.file)
         if tensor.shape != wanted:
             message = f"{tensor.file}: tensor {name} has shape {list(tensor.shape)}, expected {list(wanted)}"
             raise StartError("ModelInvalid", message, tensor.file)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace_engine.core.failure import StartError
-from headrace_wire.shape import ARCHITECTURES, ModelShape, ShapeError, read_shape, read_window
+from headrace_wire.shape import ARCHITECTURES, ModelShape, ShapeError, read_flag, read_shape, read_window
 
 CONFIG = "config.json"
 
@@ -69,6 +69,7 @@ def read_config(folder: Path) -> DecoderConfig:
         raise StartError("ModelInvalid", f"{CONFIG} is not a JSON object", CONFIG)
     try:
         shape = read_shape(config)
+        mlp_bias = read_flag(config, "mlp_bias")
     except ShapeError as error:
         unsupported = error.field == "architectures" and config.get("architectures") not in (None, [])
         reason = "ArchitectureUnsupported" if unsupported else "ModelInvalid"
@@ -81,7 +82,7 @@ def read_config(folder: Path) -> DecoderConfig:
         shape=shape,
         norm_eps=float(eps),
         rope=_rope(config),
-        mlp_bias=bool(config.get("mlp_bias", False)),
+        mlp_bias=mlp_bias,
         window=read_window(config, shape.architecture),
     )
 
@@ -113,6 +114,6 @@ def _rope(config: Mapping[str, Any]) -> Rope:
     values: dict[str, Any] = {"theta": config.get("rope_theta", 10000.0)}
     values |= {ours: scaling[theirs] for ours, theirs in names.items() if theirs in scaling}
     for ours, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise StartError("ModelInvalid", f"{CONFIG}: {names[ours]}: must be positive, got {value!r}", CONFIG)
     return Rope(kind=kind, **values)

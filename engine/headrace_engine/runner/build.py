@@ -45,11 +45,16 @@ def build(config: EngineConfig) -> Engine:
     shape = decoder.shape
     name, dtype = _dtype(config, decoder)
     max_tokens = config.context(shape.max_positions)
+    demand = memory.Demand(
+        page_bytes=kv.page_bytes(shape, dtype.itemsize), max_tokens=max_tokens, max_sequences=config.max_sequences
+    )
+    if config.kv_cache_bytes is not None:
+        memory.pool_pages(demand, _supply(config, shape, dtype.itemsize))  # what cannot be need not be loaded
     model = load(folder, decoder, dtype)
     memory.give_back()  # the originals of packed weights
     dense = huge.collapse()
     attention = CpuAttention(dtype, decoder.window)
-    pages, arithmetic = _pool(config, shape, max_tokens, dtype.itemsize)
+    pages, arithmetic = _pool(demand, _supply(config, shape, dtype.itemsize))
     arithmetic["weights_bytes"] = sum(path.stat().st_size for path in weight_files(folder))
     log.info("weights in place", extra={"threads": torch.get_num_threads(), "huge_bytes": dense})
     runner = TorchRunner(
@@ -77,9 +82,8 @@ def _dtype(config: EngineConfig, decoder: DecoderConfig) -> tuple[str, torch.dty
     return name, DTYPES[name]
 
 
-def _pool(config: EngineConfig, shape: ModelShape, max_tokens: int, element: int) -> tuple[int, dict[str, int]]:
-    """Pages, and the arithmetic that led to them."""
-    supply = memory.Supply(
+def _supply(config: EngineConfig, shape: ModelShape, element: int) -> memory.Supply:
+    return memory.Supply(
         fixed=config.kv_cache_bytes,
         percent=config.memory_percent,
         limit=memory.memory_limit(),
@@ -88,10 +92,11 @@ def _pool(config: EngineConfig, shape: ModelShape, max_tokens: int, element: int
             shape.hidden, shape.intermediate, shape.vocab, config.max_batch_tokens, config.max_sequences, element
         ),
     )
+
+
+def _pool(demand: memory.Demand, supply: memory.Supply) -> tuple[int, dict[str, int]]:
+    """Pages, and the arithmetic that led to them."""
     memory.keep(supply.working)
-    demand = memory.Demand(
-        page_bytes=kv.page_bytes(shape, element), max_tokens=max_tokens, max_sequences=config.max_sequences
-    )
     pages = memory.pool_pages(demand, supply)
     log.info("KV pool sized", extra={"pages": pages, "page_bytes": demand.page_bytes, "because": supply.arithmetic})
     return pages, {
@@ -102,5 +107,5 @@ def _pool(config: EngineConfig, shape: ModelShape, max_tokens: int, element: int
         "page_bytes": demand.page_bytes,
         "pool_bytes": (pages + 1) * demand.page_bytes,
         "pool_pages": pages,
-        "sequence_pages": pages_for(max_tokens),
+        "sequence_pages": pages_for(demand.max_tokens),
     }

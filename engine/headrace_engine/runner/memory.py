@@ -77,7 +77,7 @@ def pool_pages(demand: Demand, supply: Supply) -> int:
         raise StartError(
             "OutOfMemory",
             f"{supply.arithmetic}, of which {demand.max_sequences} sequences of {demand.max_tokens} tokens can use "
-            f"{_size(size)}; {_size(supply.limit)} less {_size(supply.used)} in use after loading leave "
+            f"{_size(size)}; {_size(supply.limit)} less {_size(supply.used)} in use leave "
             f"{_size(max(0, free))}. Lower the KV cache size (--kv-cache-bytes), or give more memory",
         )
     return pages
