@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace_engine.attention import cpu
 from headrace_engine.attention.base import Attention, AttentionMeta
@@ -168,3 +171,49 @@ def test_kv_of_another_backend_is_refused() -> None:
     foreign = ReferenceAttention(torch.float32).allocate(POOL, 2, 32)
     with pytest.raises(TypeError, match="another backend"):
         backend.run(torch.randn(1, 8, 32), foreign, backend.prepare(meta(case, tables(case))))
+
+
+@st.composite
+def ways(draw: st.DrawFn) -> tuple[int, int, list[int], int | None]:
+    """Tokens of a row, how many of them were generated, where its steps end, and a window."""
+    total = draw(st.integers(1, 260))
+    generated = draw(st.integers(0, total - 1))
+    ends = draw(st.sets(st.integers(1, total), max_size=6)) | {total}
+    return total, generated, sorted(ends), draw(st.sampled_from([None, 70]))
+
+
+def by_steps(case: Case, ends: list[int], table: torch.Tensor, inputs: torch.Tensor, company: int) -> torch.Tensor:
+    """The outputs of a row that is computed in steps, each beside so many decoding rows of other lengths."""
+    backend = CpuAttention(torch.bfloat16, case.window)
+    kv = backend.allocate(POOL, case.kv_heads, case.dim)
+    outputs, prompt = [], case.rows[0][1] - case.generated
+    for begin, end in pairwise([0, *ends]):
+        others = [(40 * (i + 1), 1) for i in range(company)]
+        at = 0 if end - begin == 1 else company  # rows with one token come first
+        rows = [*others[:at], (begin, end - begin), *others[at:]]
+        tables = torch.zeros(len(rows), max(3, table.shape[1]), dtype=torch.int32)
+        for i in range(len(rows)):
+            tables[i, :3] = torch.arange(POOL - 3 * i - 2, POOL - 3 * i + 1)
+        tables[at, : table.shape[1]] = table
+        step = meta(Case(tuple(rows), generated=1), tables)
+        step.prompt_len[at] = prompt
+        new = [inputs[begin:end] if row == at else torch.randn_like(inputs[:1]) for row in range(len(rows))]
+        first = int(step.query_start[at])
+        outputs.append(backend.run(torch.cat(new), kv, backend.prepare(step))[first : first + end - begin])
+    return torch.cat(outputs)
+
+
+@given(ways(), st.integers(0, 3), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_neither_steps_nor_company_nor_pages_change_a_bit(
+    way: tuple[int, int, list[int], int | None], company: int, straight: bool
+) -> None:
+    total, generated, ends, window = way
+    torch.manual_seed(total)
+    case = Case(((0, total),), generated=generated, window=window)
+    inputs = torch.randn(total, case.heads + 2 * case.kv_heads, case.dim, dtype=torch.bfloat16)
+    pages = -(-total // PAGE_TOKENS)
+    neighbours = torch.arange(1, pages + 1, dtype=torch.int32)[None]
+    whole = by_steps(case, [total], neighbours, inputs, 0)
+    table = neighbours if straight else (torch.randperm(20)[:pages] + 1).to(torch.int32)[None]
+    assert torch.equal(by_steps(case, ends, table, inputs, company), whole)

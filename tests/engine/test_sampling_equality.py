@@ -44,23 +44,32 @@ COUNT = 80
 class Model:
     """One tiny checkpoint; each runner has KV of its own."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype):
-        write_checkpoint(folder, CONFIG, seed=4)
+    def __init__(self, folder: Path, dtype: torch.dtype, **config: Any):
+        write_checkpoint(folder, CONFIG | config, seed=4)
         self._dtype = dtype
         self._config = read_config(folder)
         self._model = load(folder, self._config, dtype)
 
     def driven(self, *, lag: int = 0, pages: int = 64, **limits: Any) -> Driven:
-        attention = CpuAttention(self._dtype)
+        attention = CpuAttention(self._dtype, self._config.window)
         shape = self._config.shape
         spec = kv.spec(shape, pages, self._dtype.itemsize, attention.layout)
         runner = TorchRunner(self._model, attention, spec, kv.allocate(shape, pages, attention))
         return Driven(runner=Deferred(runner, lag), context=CONTEXT, **limits)
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+MISTRAL = {"architectures": ["MistralForCausalLM"], "sliding_window": 70}
+MODELS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
+    "fp32": (torch.float32, {}),
+    "bf16": (torch.bfloat16, {}),  # in which near-ties are common: equal to the bit or not at all
+    "bf16-window": (torch.bfloat16, MISTRAL),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model(tmp_path_factory.mktemp("tiny"), request.param)
+    dtype, config = request.param
+    return Model(tmp_path_factory.mktemp("tiny"), dtype, **config)
 
 
 def prompt(name: str) -> list[int]:
