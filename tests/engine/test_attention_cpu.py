@@ -90,7 +90,7 @@ def meta(case: Case, table: torch.Tensor) -> AttentionMeta:
         decode_rows=counts.count(1),
         query_start=torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32),
         context_len=torch.tensor([before + new for before, new in case.rows], dtype=torch.int32),
-        prompt_len=torch.tensor([max(1, before + new - case.generated) for before, new in case.rows], dtype=torch.int32),
+        prompt_len=torch.tensor([max(1, sum(row) - case.generated) for row in case.rows], dtype=torch.int32),
         logit_rows=torch.zeros(0, dtype=torch.int64),
         pages=[table],
         slots=[torch.tensor(slots)],

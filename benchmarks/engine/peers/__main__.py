@@ -129,10 +129,11 @@ def _measure(options: argparse.Namespace, cache: Path, settings: Settings, missi
     output: Path = options.output
     output.mkdir(parents=True, exist_ok=True)
     model = model_folder(cache)
+    places = max(*settings.concurrency, cells.STREAMS + 1)  # the long prompt beside the streams has its own
     campaign = Campaign(
         settings=settings,
         parts=("load", "gap", "prefix") if options.quick else tuple(options.parts.split(",")),
-        setup=Setup(cache, model, sequences=max(*settings.concurrency, cells.STREAMS + 1)),  # the long prompt has its own
+        setup=Setup(cache, model, sequences=places),
         store=Store(output / CELLS),
         logs=output / "logs",
         prompts=Prompts(model),

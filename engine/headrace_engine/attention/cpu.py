@@ -203,9 +203,7 @@ class CpuAttention:
         seen = block.end - block.start
         held = self._causal.get((dtype, group))
         if held is None or held.shape[2] < seen:
-            held = self._causal[dtype, group] = _causal(
-                -(-seen // MASK_STEP) * MASK_STEP, self._window, group, dtype
-            )
+            held = self._causal[dtype, group] = _causal(-(-seen // MASK_STEP) * MASK_STEP, self._window, group, dtype)
         rows = slice(block.first % BLOCK, block.first % BLOCK + block.last - block.first)
         return held[:, rows, held.shape[2] - seen :].reshape(1, 1, -1, seen)
 

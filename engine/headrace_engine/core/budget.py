@@ -1,11 +1,11 @@
 """How long a step takes, learnt from the engine's own steps, and how much prefill fits beside running streams.
 
 The model is t = a + b · rows that decode + c · their tokens of context + d · prompt tokens + e · tokens that these
-attend to (what prompts attend to is no context: both grow alike while a prompt is read, and the fit could not tell them
-apart, so that streams alone would seem slower with every chunk of it),
-fitted by least squares of relative errors with no coefficient negative. Attention takes prompts in blocks that begin
-at every BLOCK tokens, and a part of one takes as long as all of it. Steps with and without prompts are forgotten
-each at the pace of their own kind, so that long decoding leaves what is known of prompts. Pure: times are arguments.
+attend to, fitted by least squares of relative errors with no coefficient negative. What prompts attend to is no context
+beside: both would grow alike while a prompt is read, and a fit cannot tell such two apart; streams alone would seem
+slower with every chunk. Attention takes prompts in blocks that begin at every BLOCK tokens, and a part of one takes as
+long as all of it. Steps with and without prompts are forgotten each at the pace of their own kind, so that long
+decoding leaves what is known of prompts. Pure: times are arguments.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class StepTimes:
     def prefill_within(self, streams: Streams, seconds: float) -> float:
         """Prompt tokens that may be computed beside these streams so that the step takes at most `seconds`; may be inf.
 
-        n tokens from depth s on, where a block begins, take d · n + e · b · (s + n / 2), b being n in whole blocks. From
-        inside a block it is as if its first tokens were computed too, in no time.
+        n tokens from depth s on, where a block begins, take d · n + e · b · (s + n / 2), b being n in whole blocks.
+        From inside a block it is as if its first tokens were computed too, in no time.
         """
         pair, token = self._theta[4] / _SCALES[4], self._theta[3] / _SCALES[3]
         spare = seconds - self.predict(StepWork(streams.rows, streams.context, 0))
