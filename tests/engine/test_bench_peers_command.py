@@ -14,7 +14,11 @@ from benchmarks.engine.peers.records import Steps
 
 def report(monkeypatch: pytest.MonkeyPatch, folder: Path) -> int:
     """The command with --report; the exit status."""
-    monkeypatch.setattr(sys, "argv", ["peers", "--report", "--output", str(folder)])
+    return run(monkeypatch, "--report", "--output", str(folder))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["peers", *options])
     before = signal.getsignal(signal.SIGTERM)
     try:
         return command.main()
@@ -36,6 +40,24 @@ def test_a_report_of_nothing_is_one_sentence(
     assert said.count("\n") == 1
     assert f"there is nothing to report: {folder / 'cells.jsonl'} holds no results" in said
     assert not (folder / "report.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param(("--peers", "vlm"), "--peers: vlm is unknown", id="peer"),
+        pytest.param(("--parts", "gaps"), "--parts: gaps is unknown", id="part"),
+        pytest.param(("--concurrency", "8,x"), "--concurrency", id="concurrency"),
+        pytest.param(("--rounds", "2", "--starts", "3"), "--rounds", id="starts"),
+    ],
+)
+def test_a_wrong_command_line_names_the_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, *options)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
 
 
 def test_a_report_is_made_again_from_the_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.bench import autoscaling, calibrate, profile, svg
-from headrace.bench.cells import Row
+from headrace.bench.cells import Row, pareto
 from headrace.bench.production import NAME
 from headrace.bench.verdict import Summary, dominates, verdicts
 from headrace.cli.main import main
@@ -68,6 +70,36 @@ def test_what_is_saved_is_told_beside_what_perfect_foresight_would_save() -> Non
     assert (alone.oracle_saved_to_default, alone.share_saved) == (None, None)
     (best,) = verdicts([_row(NAME, 0.97, 90.0), _row("a", 0.98, 100.0)])  # the default costs what the oracle does
     assert (best.oracle_saved_to_default, best.share_saved) == (0.0, None)
+
+
+def test_hindsight_at_our_attainment_is_the_cheapest_of_all_settings_that_attain_as_much() -> None:
+    fronts = {"a": ((0.95, 110.0), (0.975, 125.0), (0.99, 180.0)), "b": ((0.96, 90.0), (0.969, 100.0))}
+    tuned = [_row(name, front[0][0], front[0][1], tuned=True, frontier=front) for name, front in fronts.items()]
+    (verdict,) = verdicts([_row(NAME, 0.97, 150.0), *tuned])
+    assert verdict.to_tuned == pytest.approx(150 / 90)
+    assert verdict.to_tuned_as_good == pytest.approx(150 / 125)
+    (beyond,) = verdicts([_row(NAME, 0.995, 150.0), *tuned])
+    assert beyond.to_tuned_as_good is None, "hindsight finds no setting that attains as much"
+    summary = Summary.of([verdict, beyond])
+    assert (summary.tuned_as_good, summary.median_to_tuned_as_good) == (1, 150 / 125)
+
+
+def test_the_best_of_hindsight_may_dominate_less_often_than_any() -> None:
+    rows = [_row(NAME, 0.96, 150.0), _row("a", 0.951, 100.0, tuned=True), _row("b", 0.97, 140.0, tuned=True)]
+    (verdict,) = verdicts(rows)
+    assert verdict.dominated_by_tuned == ("b",) and not verdict.dominated_by_best_tuned
+    (other,) = verdicts([_row(NAME, 0.96, 150.0), _row("b", 0.97, 140.0, tuned=True)])
+    assert other.dominated_by_best_tuned
+    assert Summary.of([verdict, other]).dominated_by_best_tuned == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=20))
+def test_a_frontier_keeps_what_nothing_dominates(points: list[tuple[int, int]]) -> None:
+    front = pareto([(a / 10, float(c)) for a, c in points])
+    assert list(front) == sorted(front) and [c for _, c in front] == sorted(c for _, c in front)
+    for a, c in points:
+        cheapest = min(cost for attained, cost in points if attained >= a)
+        assert min(cost for attained, cost in front if attained >= a / 10) == cheapest, (a, c)
 
 
 def test_equal_rows_do_not_dominate_each_other() -> None:

@@ -41,10 +41,11 @@ DIR/results.json and the plots are made from it at the end, or by --report witho
 
 def main() -> int:
     """Exit code: 1 if a server could not be measured, 2 for a wrong command line or a report of no results."""
-    options = _parser().parse_args()
+    parser = _parser()
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, _leave)
     cache = Path(os.environ.get("HEADRACE_CACHE") or Path.home() / ".cache" / "headrace") / "peers"
-    settings = _settings(options)
+    settings = _settings(parser, options)
     if options.report:
         if not Store(options.output / CELLS).all():
             say(f"there is nothing to report: {options.output / CELLS} holds no results; --output names their folder")
@@ -85,20 +86,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(options: argparse.Namespace) -> Settings:
-    """From the command line. Raises SystemExit for what makes no sense."""
+def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Settings:
+    """From the command line. Raises SystemExit(2) for what makes no sense."""
     peers = [name for name in options.peers.split(",") if name]
     parts = options.parts.split(",")
     rounds, starts = (1, 1) if options.quick else (options.rounds, options.starts)
     for given, known, flag in ((peers, install.RECIPES, "--peers"), (parts, plan.PARTS, "--parts")):
         if unknown := [name for name in given if name not in known]:
-            raise SystemExit(f"{flag}: {', '.join(unknown)} is unknown; known: {', '.join(known)}")
+            parser.error(f"{flag}: {', '.join(unknown)} is unknown; known: {', '.join(known)}")
     try:
         concurrency = tuple(sorted({int(n) for n in ("1,8" if options.quick else options.concurrency).split(",")}))
     except ValueError as error:
-        raise SystemExit(f"--concurrency: {error}") from error
+        parser.error(f"--concurrency: {error}")
     if not 1 <= starts <= min(plan.MOST_STARTS, rounds) or concurrency[0] < 1:
-        raise SystemExit(
+        parser.error(
             f"--rounds and --concurrency begin at 1, --starts is 1 to {plan.MOST_STARTS} and at most --rounds"
         )
     return Settings((HEADRACE, *peers), rounds, starts, concurrency)
@@ -155,11 +156,12 @@ def _measure(options: argparse.Namespace, cache: Path, settings: Settings, missi
 
 
 def _keep(path: Path, settings: Settings) -> None:
-    """Write the settings, or hold them against those of the run that is resumed. Raises SystemExit."""
+    """Write the settings, or hold them against those of the run that is resumed. Raises SystemExit(2)."""
     if not path.exists():
         path.write_bytes(msgspec.json.encode(settings))
     elif msgspec.json.decode(path.read_bytes(), type=Settings) != settings:
-        raise SystemExit(f"{path.parent} holds results of other settings; choose another --output")
+        say(f"{path.parent} holds results of other settings; choose another --output")
+        raise SystemExit(2)
 
 
 def _report(output: Path, settings: Settings) -> int:

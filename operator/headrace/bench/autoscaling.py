@@ -89,9 +89,12 @@ def _checked(part: Trace | Series, lengths: Lengths | Trace, rows: Sequence[Row]
 
 
 def kept(folder: Path) -> tuple[Row, ...]:
-    """The rows of earlier runs into a folder. Raises OSError, msgspec.DecodeError."""
+    """The rows of earlier runs into a folder. Raises OSError, ValueError naming the file."""
     path = folder / RESULTS
-    return tuple(msgspec.json.decode(path.read_bytes(), type=list[Row])) if path.exists() else ()
+    try:
+        return tuple(msgspec.json.decode(path.read_bytes(), type=list[Row])) if path.exists() else ()
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path} holds no results that can be kept: {error}") from error
 
 
 def write(rows: Sequence[Row], folder: Path, command: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -43,7 +43,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     objective: float = OBJECTIVE
     model: str = "fluid"  # or "discrete"
     margin_seconds: float = 0.0  # of the gateway's deadline, under discrete events
-    frontier_replica_seconds: float | None = None  # fewest of any baseline's grid with at least this attainment
+    frontier: tuple[tuple[float, float], ...] = ()
+    """Of a tuned row: attainment and replica-seconds of the settings of its grid that no other of them dominates."""
 
     @property
     def meets(self) -> bool:
@@ -91,22 +92,18 @@ def run(demand: Demand, profile: Profile, grid: Grid, known: Sequence[Row] = ())
     production.run(fleets)
     progress.say("headrace")
     tables = [_Result(cell, i, production.NAME, {}, False, fleets) for i, cell in enumerate(cells)]
-    frontiers: list[list[tuple[float, float]]] = [[] for _ in cells]
     kept = [[row for row in known if _is_other(row, cell)] for cell in cells]
     if all(kept):
-        points = [[(row.attainment, row.replica_seconds) for row in rows] for rows in kept]
-        ours = zip(tables, kept, points, strict=True)
-        return [_row(entry, rows[0].oracle_replica_seconds, near) for entry, rows, near in ours] + [
-            row for rows in kept for row in rows
-        ]
+        ours = [_row(entry, rows[0].oracle_replica_seconds) for entry, rows in zip(tables, kept, strict=True)]
+        return ours + [row for rows in kept for row in rows]
     if grid.baselines:
         for rule in (r for r in BASELINES if not grid.rules or r.name in grid.rules):
-            tables.extend(_baseline(rule, demand, profile, (cells, lanes, frontiers)))
+            tables.extend(_baseline(rule, demand, profile, (cells, lanes)))
             progress.say(rule.name)
     oracles = [_oracle(fleets, i) if grid.oracle else 0.0 for i in range(len(cells))]
     progress.say("oracle")
-    by_cell = {cell: (oracle, frontier) for cell, oracle, frontier in zip(cells, oracles, frontiers, strict=True)}
-    return [_row(entry, *by_cell[entry.cell]) for entry in tables]
+    by_cell = dict(zip(cells, oracles, strict=True))
+    return [_row(entry, by_cell[entry.cell]) for entry in tables]
 
 
 def _lasting(demand: Demand, cold_starts: Sequence[float]) -> list[float]:
@@ -138,6 +135,7 @@ class _Result:
     parameters: dict[str, float]
     tuned: bool
     fleets: Fleets
+    frontier: tuple[tuple[float, float], ...] = ()
 
 
 def lane_of(cell: Cell, demand: Demand, profile: Profile) -> Lane:
@@ -153,9 +151,9 @@ def _baseline(
     rule: type[Baseline],
     demand: Demand,
     profile: Profile,
-    parts: tuple[list[Cell], list[Lane], list[list[tuple[float, float]]]],
+    parts: tuple[list[Cell], list[Lane]],
 ) -> Iterator[_Result]:
-    cells, lanes, frontiers = parts
+    cells, lanes = parts
     rho = [float(r) for r in Fleets(demand, profile, lanes).rho_cap]
     sets = [rule.prepare(demand, r) for r in rho]
     many = [(i, parameters) for i, chosen in enumerate(sets) for parameters in chosen]
@@ -172,11 +170,20 @@ def _baseline(
     attainment, cost = fleets.attainment(), fleets.tally.replica_s
     for i, cell in enumerate(cells):
         mine = [k for k, (lane, _) in enumerate(many) if lane == i]
-        frontiers[i].extend((float(attainment[k]), float(cost[k])) for k in mine)
         yield _Result(cell, mine[0], rule.name, many[mine[0]][1], False, fleets)
         meeting = [k for k in mine if attainment[k] >= cell.slo.objective]
         best = min(meeting, key=lambda k: cost[k]) if meeting else max(mine, key=lambda k: (attainment[k], -cost[k]))
-        yield _Result(cell, best, rule.name, many[best][1], True, fleets)
+        points = pareto((float(attainment[k]), float(cost[k])) for k in mine)
+        yield _Result(cell, best, rule.name, many[best][1], True, fleets, points)
+
+
+def pareto(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Those of (attainment, cost) that no other dominates, the cheapest first."""
+    kept: list[tuple[float, float]] = []
+    for attainment, cost in sorted(points, key=lambda point: (point[1], -point[0])):
+        if not kept or attainment > kept[-1][0]:
+            kept.append((attainment, cost))
+    return tuple((round(attainment, 5), round(cost, 1)) for attainment, cost in kept)
 
 
 def _oracle(fleets: Fleets, lane: int) -> float:
@@ -185,10 +192,9 @@ def _oracle(fleets: Fleets, lane: int) -> float:
     return lower_bound(fleets.demand, plant, setting.slo.objective)
 
 
-def _row(result: _Result, oracle: float, frontier: Sequence[tuple[float, float]]) -> Row:
+def _row(result: _Result, oracle: float) -> Row:
     cell, lane, fleets = result.cell, result.lane, result.fleets
     attainment, tally = float(fleets.attainment()[lane]), fleets.tally
-    fewest = min((c for a, c in frontier if a >= attainment), default=None)
     return Row(
         trace=cell.trace,
         cold_start=cell.cold_start_s,
@@ -203,7 +209,7 @@ def _row(result: _Result, oracle: float, frontier: Sequence[tuple[float, float]]
         actions_per_hour=round(float(tally.actions[lane]) * 3600 / fleets.demand.duration_s, 2),
         recovery_seconds=float(fleets.recovery_s()[lane]),
         objective=cell.slo.objective,
-        frontier_replica_seconds=None if fewest is None else round(fewest, 1),
+        frontier=result.frontier,
     )
 
 

@@ -24,6 +24,7 @@ class Verdict:
     best_tuned: Row | None  # fewest replica-seconds of those that hindsight brings to the objective, else the best
     dominated_by_default: tuple[str, ...]
     dominated_by_tuned: tuple[str, ...]
+    tuned_as_good: float | None  # fewest replica-seconds of all settings of all grids that attain at least as much
     most_attained: float  # by any policy here, causal ones without exception
 
     @property
@@ -53,6 +54,16 @@ class Verdict:
         return self.ours.replica_seconds / other.replica_seconds
 
     @property
+    def to_tuned_as_good(self) -> float | None:
+        """Our replica-seconds over the fewest that hindsight finds for at least our attainment; None: it finds none."""
+        return None if self.tuned_as_good is None else self.ours.replica_seconds / self.tuned_as_good
+
+    @property
+    def dominated_by_best_tuned(self) -> bool:
+        """Does the best that hindsight finds attain more for less?"""
+        return self.best_tuned is not None and dominates(self.best_tuned, self.ours)
+
+    @property
     def badness(self) -> tuple[float, float]:
         """For sorting, the worst first: what lacks in attainment, then cost."""
         reachable = min(self.ours.objective, self.most_attained)
@@ -79,6 +90,7 @@ def _verdict(key: CellKey, rows: Sequence[Row]) -> Verdict | None:
     as_good = [r for r in defaults if r.attainment >= ours.attainment]
     meeting = [r for r in tuned if r.meets]
     best = min(meeting, key=_cost) if meeting else max(tuned, key=lambda r: r.attainment, default=None)
+    frontiers = [point for row in tuned for point in (row.frontier or ((row.attainment, row.replica_seconds),))]
     return Verdict(
         key=key,
         ours=ours,
@@ -87,6 +99,7 @@ def _verdict(key: CellKey, rows: Sequence[Row]) -> Verdict | None:
         best_tuned=best,
         dominated_by_default=tuple(r.policy for r in defaults if dominates(r, ours)),
         dominated_by_tuned=tuple(r.policy for r in tuned if dominates(r, ours)),
+        tuned_as_good=min((cost for attained, cost in frontiers if attained >= ours.attainment), default=None),
         most_attained=max(r.attainment for r in rows),
     )
 
@@ -109,10 +122,13 @@ class Summary:
     reachable: int  # where any policy does
     dominated_by_default: int
     dominated_by_tuned: int
+    dominated_by_best_tuned: int
     median_saved_to_default: float | None
     median_oracle_saved: float | None  # to the same defaults
     median_share_saved: float | None  # of what perfect foresight would save, where that is anything
     median_to_tuned: float | None
+    tuned_as_good: int  # cells in which hindsight finds a setting that attains at least as much
+    median_to_tuned_as_good: float | None
     median_to_oracle: float | None  # of the cells where we reach the objective
 
     @classmethod
@@ -125,10 +141,13 @@ class Summary:
             reachable=sum(v.most_attained >= v.ours.objective for v in cells),
             dominated_by_default=sum(bool(v.dominated_by_default) for v in cells),
             dominated_by_tuned=sum(bool(v.dominated_by_tuned) for v in cells),
+            dominated_by_best_tuned=sum(v.dominated_by_best_tuned for v in cells),
             median_saved_to_default=_median(v.saved_to_default for v in cells),
             median_oracle_saved=_median(v.oracle_saved_to_default for v in cells),
             median_share_saved=_median(v.share_saved for v in cells),
             median_to_tuned=_median(v.to_tuned for v in cells),
+            tuned_as_good=sum(v.tuned_as_good is not None for v in cells),
+            median_to_tuned_as_good=_median(v.to_tuned_as_good for v in cells),
             median_to_oracle=_median(v.to_oracle for v in met),
         )
 
