@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -195,7 +195,7 @@ def by_steps(case: Case, ends: list[int], table: torch.Tensor, inputs: torch.Ten
         for i in range(len(rows)):
             tables[i, :3] = torch.arange(POOL - 3 * i - 2, POOL - 3 * i + 1)
         tables[at, : table.shape[1]] = table
-        step = meta(Case(tuple(rows), generated=1), tables)
+        step = meta(replace(case, rows=tuple(rows), generated=1), tables)
         step.prompt_len[at] = prompt
         new = [inputs[begin:end] if row == at else torch.randn_like(inputs[:1]) for row in range(len(rows))]
         first = int(step.query_start[at])
@@ -203,14 +203,15 @@ def by_steps(case: Case, ends: list[int], table: torch.Tensor, inputs: torch.Ten
     return torch.cat(outputs)
 
 
-@given(ways(), st.integers(0, 3), st.booleans())
+@given(ways(), st.integers(0, 3), st.booleans(), st.sampled_from([(4, 2, 32), (12, 4, 64)]))
 @settings(max_examples=60, deadline=None)
 def test_neither_steps_nor_company_nor_pages_change_a_bit(
-    way: tuple[int, int, list[int], int | None], company: int, straight: bool
+    way: tuple[int, int, list[int], int | None], company: int, straight: bool, sizes: tuple[int, int, int]
 ) -> None:
     total, generated, ends, window = way
     torch.manual_seed(total)
-    case = Case(((0, total),), generated=generated, window=window)
+    heads, kv_heads, dim = sizes
+    case = Case(((0, total),), heads, kv_heads, dim, generated=generated, window=window)
     inputs = torch.randn(total, case.heads + 2 * case.kv_heads, case.dim, dtype=torch.bfloat16)
     pages = -(-total // PAGE_TOKENS)
     neighbours = torch.arange(1, pages + 1, dtype=torch.int32)[None]

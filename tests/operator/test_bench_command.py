@@ -92,9 +92,7 @@ def test_to_resume_nothing_is_told(trace: Path, tmp_path: Path, capsys: pytest.C
     assert said not in capsys.readouterr().err
 
 
-def test_results_that_cannot_be_read_are_named(
-    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_that_cannot_be_read_are_named(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "results.json").write_text("[{")
     assert run(trace, tmp_path, "--resume") == 2
     assert f"{tmp_path / 'results.json'} holds no results that can be kept" in capsys.readouterr().err

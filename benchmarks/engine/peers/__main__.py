@@ -99,9 +99,7 @@ def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> S
     except ValueError as error:
         parser.error(f"--concurrency: {error}")
     if not 1 <= starts <= min(plan.MOST_STARTS, rounds) or concurrency[0] < 1:
-        parser.error(
-            f"--rounds and --concurrency begin at 1, --starts is 1 to {plan.MOST_STARTS} and at most --rounds"
-        )
+        parser.error(f"--rounds and --concurrency begin at 1, --starts is 1 to {plan.MOST_STARTS} and at most --rounds")
     return Settings((HEADRACE, *peers), rounds, starts, concurrency)
 
 

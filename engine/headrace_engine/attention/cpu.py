@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from headrace_engine.attention.base import AttentionMeta, LayerKv
@@ -21,6 +22,7 @@ from headrace_wire.protocol import PAGE_TOKENS
 
 LINE = 64  # bytes of a cache line
 BLOCK = PAGE_TOKENS  # prompt tokens attended in one call; what lies above the diagonal is skipped beyond it
+TILE = 32  # rows that the kernel multiplies at a time; fewer would be summed in another order
 MASK_STEP = 2048  # tokens by which the mask of prompts grows
 GATHER_BYTES = 4 << 20  # keys and values copied for one call: about what stays in the caches until it is read
 WIDE_BYTES = 32 << 20  # keys and values of a prompt's block up to this size are converted to fp32, which is faster
@@ -187,8 +189,11 @@ class CpuAttention:
             new = slice(block.first - before, block.last - before)
             # Rows are the tokens of the first query head of each KV head, then those of the second.
             rows = queries[new].permute(1, 2, 0, 3).reshape(1, kv_heads, group * n, dim)
-            attended = _sdpa(rows, k[:, :, seen], v[:, :, seen], attn_mask=self._bias(k.dtype, group, block))[0]
-            out[new] = attended.view(kv_heads, group, n, dim).permute(2, 0, 1, 3)
+            mask, spare = self._bias(k.dtype, group, block), -group * n % TILE
+            if spare:
+                rows, mask = F.pad(rows, (0, 0, 0, spare)), F.pad(mask, (0, 0, 0, spare))
+            attended = _sdpa(rows, k[:, :, seen], v[:, :, seen], attn_mask=mask)[0][:, :, : group * n]
+            out[new] = attended.reshape(kv_heads, group, n, dim).permute(2, 0, 1, 3)
 
     def _context(self, kv: CpuLayerKv, prompt: _Prompt) -> tuple[Tensor, Tensor]:
         """Keys and values of a row's pages, [1, kv_heads, pages * 64, D]: views where the pages are neighbours."""

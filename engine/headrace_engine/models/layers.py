@@ -115,12 +115,22 @@ class Linear:
         return F.linear(x, self._weight, self._bias).add_(term)
 
     def _pointwise(self, x: Tensor, after: str) -> Tensor:
+        if x.shape[0] == 1:
+            return self._pointwise(_twice(x), after)[:1]
         result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, after, [], "")
         return result
 
     def _binary(self, x: Tensor, other: Tensor, after: str) -> Tensor:
+        if x.shape[0] == 1:
+            return self._binary(_twice(x), _twice(other), after)[:1]
         result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self._bias, after)
         return result
+
+
+def _twice(x: Tensor) -> Tensor:
+    """A row [1, size] as two: the products of a single one are summed in parts, in another order than those of several,
+    and that is no faster."""
+    return x.expand(2, -1).contiguous()
 
 
 def _packs_bfloat16() -> bool:

@@ -79,8 +79,8 @@ def _summary(summary: Summary) -> str:
             _ratio(summary.median_to_tuned),
         ),
         (
-            "median replica-seconds over the cheapest of all settings tried that attains at least as much as ours; there "
-            f"is one in {summary.tuned_as_good} cells",
+            "median replica-seconds over the cheapest of all settings tried that attains as much as ours; there is "
+            f"one in {summary.tuned_as_good} cells",
             _ratio(summary.median_to_tuned_as_good),
         ),
         ("median replica-seconds over the oracle, where the objective is met", _ratio(summary.median_to_oracle)),
