@@ -82,6 +82,9 @@ class Linear:
     The weight is kept in the order that the CPU's matrix kernels read fastest: packed by oneDNN in bfloat16, by columns
     in float32. Both are copies, and the original is let go: with `copy` False (a weight that something else keeps
     anyway) it is used as it is.
+
+    In bfloat16 a row's result is the same to the bit beside any others. A row that is alone may be summed in parts, in
+    another order: whoever has only one computes it twice.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, copy: bool = True):
@@ -115,22 +118,12 @@ class Linear:
         return F.linear(x, self._weight, self._bias).add_(term)
 
     def _pointwise(self, x: Tensor, after: str) -> Tensor:
-        if x.shape[0] == 1:
-            return self._pointwise(_twice(x), after)[:1]
         result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, after, [], "")
         return result
 
     def _binary(self, x: Tensor, other: Tensor, after: str) -> Tensor:
-        if x.shape[0] == 1:
-            return self._binary(_twice(x), _twice(other), after)[:1]
         result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self._bias, after)
         return result
-
-
-def _twice(x: Tensor) -> Tensor:
-    """A row [1, size] as two: the products of a single one are summed in parts, in another order than those of several,
-    and that is no faster."""
-    return x.expand(2, -1).contiguous()
 
 
 def _packs_bfloat16() -> bool:
