@@ -19,7 +19,8 @@ def write(termination: Termination) -> None:
     path = Path(os.environ.get("HEADRACE_TERMINATION_LOG") or DEFAULT)
     if not path.parent.is_dir():
         return
-    short = msgspec.structs.replace(termination, message=termination.message[:_MAX_MESSAGE])
+    message, file = (_plain(text) for text in (termination.message, termination.file))
+    short = msgspec.structs.replace(termination, message=message[:_MAX_MESSAGE], file=file)
     data = msgspec.json.encode(short)
     if len(data) > MAX_BYTES:
         data = msgspec.json.encode(msgspec.structs.replace(short, message=short.message[:500], file=short.file[:200]))
@@ -27,3 +28,8 @@ def write(termination: Termination) -> None:
         path.write_bytes(data)
     except OSError:
         return  # not writable outside a container: there is nobody to tell
+
+
+def _plain(text: str) -> str:
+    """Without lone surrogates, which JSON can write and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode()

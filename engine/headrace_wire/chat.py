@@ -75,6 +75,7 @@ def _read_object(folder: Path, name: str) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is in no text
     except (OSError, ValueError, RecursionError) as error:
         raise TokenizerInvalid(name, f"cannot be read: {error}") from error
     if not isinstance(value, dict):
@@ -99,8 +100,8 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
             raise TokenizerInvalid(path.name, f"cannot be read: {error}") from error
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
+        entries = [item for item in template if isinstance(item, dict)]
+        template = next((item.get("template") for item in entries if item.get("name") == "default"), None)
     if template is not None and not isinstance(template, str):
         raise TokenizerInvalid("tokenizer_config.json", f"chat_template must be a text, got {template!r:.100}")
     return template

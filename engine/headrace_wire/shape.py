@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+MOST = 1 << 40  # that any size is
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e4m3fn": 1}
 
 
@@ -89,8 +90,8 @@ def _integer(config: Mapping[str, Any], field: str, default: int | None = None) 
     value = default if value is None else value
     if value is None:
         raise ShapeError(field, "is missing")
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ShapeError(field, f"must be a positive integer, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MOST:
+        raise ShapeError(field, f"must be a positive integer up to {MOST}, got {value!r:.50}")
     return value
 
 
@@ -130,6 +131,9 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     kv_heads = _integer(config, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise ShapeError("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {heads}")
+    head_dim = _integer(config, "head_dim", max(1, hidden // heads))
+    if head_dim % 2:
+        raise ShapeError("head_dim", f"must be even, as pairs of it are rotated, got {head_dim}")
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise ShapeError("dtype", f"{dtype!r} is not supported; supported: {', '.join(DTYPE_BYTES)}")
@@ -140,7 +144,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=_integer(config, "head_dim", max(1, hidden // heads)),
+        head_dim=head_dim,
         intermediate=_integer(config, "intermediate_size"),
         vocab=_integer(config, "vocab_size"),
         max_positions=_integer(config, "max_position_embeddings"),

@@ -108,9 +108,9 @@ def integers(folder: Path) -> None:
     save_file(_words(folder) | {"model.norm.weight": np.zeros(256, dtype=np.int32)}, folder / SINGLE)
 
 
-def template_is_a_number(folder: Path) -> None:
+def template_is(folder: Path, template: Any) -> None:
     path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": 5}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
     (folder / "chat_template.jinja").unlink(missing_ok=True)
 
 
@@ -142,9 +142,41 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str, str]] = {
     ),
     "bias-of-another-type": (lambda f: change_config(f, mlp_bias=1), "ModelInvalid", "config.json", "mlp_bias"),
     "dtype-of-another-type": (lambda f: change_config(f, dtype=["x"]), "ModelInvalid", "config.json", "dtype"),
+    "a-size-beyond-all": (
+        lambda f: change_config(f, max_position_embeddings=10**400),
+        "ModelInvalid",
+        "config.json",
+        "max_position_embeddings: must be a positive integer up to",
+    ),
+    "an-odd-head": (lambda f: change_config(f, head_dim=5), "ModelInvalid", "config.json", "head_dim: must be even"),
+    "a-lone-surrogate": (
+        lambda f: change_config(f, architectures=["\ud800"]),
+        "ModelInvalid",
+        "config.json",
+        "surrogates not allowed",
+    ),
+    "a-template-of-an-odd-name": (
+        lambda f: template_is(f, [{"name": ["default"], "template": "x"}, {"name": "default", "template": 7}]),
+        "ModelInvalid",
+        "tokenizer_config.json",
+        "chat_template must be a text, got 7",
+    ),
+    "a-template-with-a-surrogate": (
+        lambda f: template_is(f, "\ud800"),
+        "ModelInvalid",
+        "tokenizer_config.json",
+        "surrogates not allowed",
+    ),
+    "a-shard-of-a-long-name": (
+        lambda f: (f / INDEX).write_text(json.dumps({"weight_map": {"x": "y" * 300}})),
+        "ModelInvalid",
+        INDEX,
+        "weight_map",
+    ),
+    "theta-beyond-all": (lambda f: change_config(f, rope_theta=10**400), "ModelInvalid", "config.json", "rope_theta"),
     "theta-without-end": (lambda f: change_config(f, rope_theta=1e999), "ModelInvalid", "config.json", "rope_theta"),
     "template-of-another-type": (
-        template_is_a_number,
+        lambda f: template_is(f, 5),
         "ModelInvalid",
         "tokenizer_config.json",
         "chat_template must be a text, got 5",

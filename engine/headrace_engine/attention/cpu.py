@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace_engine.attention.base import AttentionMeta, LayerKv
-from headrace_engine.attention.grouping import Group, Pool, grouped
+from headrace_engine.attention.grouping import Group, Pool, covered, grouped
 from headrace_wire.protocol import PAGE_TOKENS
 
 LINE = 64  # bytes of a cache line
 BLOCK = PAGE_TOKENS  # prompt tokens attended in one call; what lies above the diagonal is skipped beyond it
-TILE = 32  # rows that the kernel multiplies at a time; fewer would be summed in another order
+TILE = 32  # rows that the kernel multiplies at a time, a task for a thread; fewer would be summed in another order
 MASK_STEP = 2048  # tokens by which the mask of prompts grows
 GATHER_BYTES = 4 << 20  # keys and values copied for one call: about what stays in the caches until it is read
 WIDE_BYTES = 32 << 20  # keys and values of a prompt's block up to this size are converted to fp32, which is faster
@@ -54,8 +54,13 @@ class _Block:
     first: int
     last: int
     start: int  # keys from here
-    end: int  # to the end of the tokens' page
+    stop: int  # to the end of the tokens' page
     wide: bool  # in fp32
+
+    @property
+    def end(self) -> int:
+        """Of what the call covers: as much as where a token is decoded, unless it is in fp32."""
+        return self.stop if self.wide else self.start + covered((self.stop - self.start) // PAGE_TOKENS) * PAGE_TOKENS
 
 
 @dataclass(frozen=True)
@@ -115,11 +120,12 @@ class CpuAttention:
         first, last = meta.query_start[row : row + 2].tolist()
         context, prompt = int(meta.context_len[row]), int(meta.prompt_len[row])
         blocks = list(self._blocks(context - (last - first), context, prompt))
-        count = -(-context // PAGE_TOKENS)
-        pages = meta.pages[0][row, :count]
+        held = -(-context // PAGE_TOKENS)
+        count = max(block.end for block in blocks) // PAGE_TOKENS
+        pages = F.pad(meta.pages[0][row, :held], (0, max(0, count - held)))  # with the dummy page
         page = int(pages[0])
-        straight = bool((pages.numpy() == range(page, page + count)).all())
-        return _Prompt(first, last, blocks, count, page, None if straight else pages.long())
+        straight = bool((pages.numpy() == range(page, page + len(pages))).all())
+        return _Prompt(first, last, blocks, len(pages), page, None if straight else pages.long())
 
     def _blocks(self, at: int, end: int, prompt: int) -> Iterator[_Block]:
         """Tokens [at, end) of a row; those of the prompt and those that were generated after it apart."""
@@ -171,8 +177,15 @@ class CpuAttention:
             keys, values = _view(kv, decode)
         else:
             keys, values = _gather(kv, decode.pages, len(decode.group.rows), self._gathered)
-        attended: Tensor = _sdpa(q, keys, values, attn_mask=decode.mask)[0]
-        return attended
+        rows, kv_heads, group, _ = q.shape
+        if group == 1:
+            q = q.expand(-1, -1, 2, -1)  # one row's products would be summed in another order
+        mask = decode.mask
+        if rows * kv_heads == 1:  # as would those of a single task, in parts by several threads
+            q, keys, values = (x.expand(2, -1, -1, -1) for x in (q, keys, values))
+            mask = mask if mask is None else mask.expand(2, -1, -1, -1)
+        attended: Tensor = _sdpa(q, keys, values, attn_mask=mask)[0]
+        return attended[:rows, :, :group]
 
     def _prefill(self, q: Tensor, kv: CpuLayerKv, prompt: _Prompt, out: Tensor) -> None:
         """Attend a prompt's new tokens [n, kv_heads, group, D] in blocks, each to the context up to its own end."""
@@ -189,7 +202,7 @@ class CpuAttention:
             new = slice(block.first - before, block.last - before)
             # Rows are the tokens of the first query head of each KV head, then those of the second.
             rows = queries[new].permute(1, 2, 0, 3).reshape(1, kv_heads, group * n, dim)
-            mask, spare = self._bias(k.dtype, group, block), -group * n % TILE
+            mask, spare = self._bias(k.dtype, group, block), -group * n % (TILE if kv_heads > 1 else 2 * TILE)
             if spare:
                 rows, mask = F.pad(rows, (0, 0, 0, spare)), F.pad(mask, (0, 0, 0, spare))
             attended = _sdpa(rows, k[:, :, seen], v[:, :, seen], attn_mask=mask)[0][:, :, : group * n]
@@ -205,12 +218,13 @@ class CpuAttention:
 
     def _bias(self, dtype: torch.dtype, group: int, block: _Block) -> Tensor:
         """Mask [1, 1, group * tokens, keys] of a block: part of one that is kept for all lengths."""
-        seen = block.end - block.start
+        seen = block.stop - block.start
         held = self._causal.get((dtype, group))
         if held is None or held.shape[2] < seen:
             held = self._causal[dtype, group] = _causal(-(-seen // MASK_STEP) * MASK_STEP, self._window, group, dtype)
         rows = slice(block.first % BLOCK, block.first % BLOCK + block.last - block.first)
-        return held[:, rows, held.shape[2] - seen :].reshape(1, 1, -1, seen)
+        mask = held[:, rows, held.shape[2] - seen :].reshape(1, 1, -1, seen)
+        return F.pad(mask, (0, block.end - block.stop), value=float("-inf")) if block.end > block.stop else mask
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

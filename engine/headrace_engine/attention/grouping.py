@@ -3,13 +3,14 @@
 A row whose pages are neighbours is a plain matrix inside a KV head. Rows whose first pages lie equally far apart are
 one view with a stride, read in place; rows on scattered pages are copied together. What a row of a group does not see
 is hidden by a mask. Rows of one group have page counts between two powers of two, so that about half of what is
-computed is hidden at most.
+computed is hidden at most. How much a call covers beyond a row's end never changes what the row gives: the kernel takes
+512 tokens at a time, and of fewer so many that they follow from the row alone (`covered`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from headrace_wire.protocol import PAGE_TOKENS
 
 Ints = npt.NDArray[np.int32]
+KERNEL_PAGES = 8  # of 64 tokens, that the kernel takes at a time
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class _Rows:
     base: Ints  # number of the first visible page
     straight: npt.NDArray[np.bool_]  # are the pages neighbours in rising order?
 
+    @property
+    def covered(self) -> Ints:
+        """Pages that a call covers at least."""
+        return np.array([covered(count) for count in self.count.tolist()], np.int32)
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -52,9 +59,16 @@ class Pool:
     gathered: int  # pages copied for one call; a row with more of them is alone
 
 
+def covered(count: int) -> int:
+    """Pages that a call covers for a row of so many: a power of two, or whole turns of the kernel."""
+    return 1 << (count - 1).bit_length() if count <= KERNEL_PAGES else -(-count // KERNEL_PAGES) * KERNEL_PAGES
+
+
 def grouped(table: Ints, contexts: Ints, pool: Pool, window: int | None = None) -> list[Group]:
     """Every row in one group."""
     rows = _visible(table, contexts, window)
+    wide = rows.covered
+    rows = replace(rows, straight=rows.straight & (rows.base + wide <= pool.pages))
     groups: list[Group] = []
     size = np.ceil(np.log2(rows.count)).astype(np.int64)  # 1, 2, 3-4, 5-8, ... pages
     straight = np.flatnonzero(rows.straight)
@@ -64,7 +78,7 @@ def grouped(table: Ints, contexts: Ints, pool: Pool, window: int | None = None) 
         groups += _in_place(rows, chosen, pool.pages)
     scattered = np.flatnonzero(~rows.straight)
     order = scattered[np.argsort(rows.count[scattered], kind="stable")].tolist()
-    for chosen in _packs(order, sizes, rows.count, pool.gathered):
+    for chosen in _packs(order, sizes, wide, pool.gathered):
         groups.append(_gathered(rows, chosen, table))
     return groups
 
@@ -101,13 +115,14 @@ def _progressions(order: list[int], sizes: list[int], bases: list[int]) -> Itera
 def _in_place(rows: _Rows, chosen: list[int], total: int) -> Iterator[Group]:
     """One group; the last row apart where the others' width would lead beyond the pool."""
     bases = rows.base[chosen].tolist()
-    if len(chosen) > 1 and bases[-1] + int(rows.count[chosen].max()) > total:
+    most = max(covered(count) for count in rows.count[chosen].tolist())
+    if len(chosen) > 1 and bases[-1] + most > total:
         yield from _in_place(rows, chosen[:-1], total)
         yield from _in_place(rows, chosen[-1:], total)
         return
     stride = bases[1] - bases[0] if len(bases) > 1 else 0
-    width = int(rows.count[chosen].max()) * PAGE_TOKENS
-    yield Group(chosen, rows.seen[chosen].tolist(), rows.hidden[chosen].tolist(), None, width, bases[0], stride)
+    seen, hidden = rows.seen[chosen].tolist(), rows.hidden[chosen].tolist()
+    yield Group(chosen, seen, hidden, None, most * PAGE_TOKENS, bases[0], stride)
 
 
 def _packs(order: list[int], sizes: list[int], counts: Ints, most: int) -> Iterator[list[int]]:
@@ -124,7 +139,7 @@ def _packs(order: list[int], sizes: list[int], counts: Ints, most: int) -> Itera
 
 def _gathered(rows: _Rows, chosen: list[int], table: Ints) -> Group:
     count = rows.count[chosen]
-    columns = np.arange(int(count.max()))
+    columns = np.arange(max(covered(each) for each in count.tolist()))
     at = np.minimum(rows.first[chosen][:, None] + columns, table.shape[1] - 1)
     pages = np.where(columns < count[:, None], table[np.array(chosen)[:, None], at], 0)
     width = len(columns) * PAGE_TOKENS

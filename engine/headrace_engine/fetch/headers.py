@@ -11,6 +11,7 @@ from headrace_engine.core.failure import StartError
 from headrace_engine.models.digest import INDEX
 
 SINGLE = "model.safetensors"
+LONGEST = 200  # characters of a file's name
 MAX_HEADER = 100 << 20  # bytes, as safetensors bounds it
 DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 
@@ -53,6 +54,7 @@ def _read_index(folder: Path) -> dict[str, str]:
     """File by tensor name."""
     try:
         where = json.loads((folder / INDEX).read_bytes())["weight_map"]
+        json.dumps(where, ensure_ascii=False).encode()  # a lone surrogate is in no name
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StartError("ModelInvalid", f"{INDEX} cannot be read: {error!r}", INDEX) from error
     if not isinstance(where, dict) or not where or not all(_plain(file) for file in where.values()):
@@ -69,7 +71,7 @@ def _odd(where: object) -> str:
 
 
 def _plain(name: object) -> bool:
-    return isinstance(name, str) and name not in ("", ".", "..") and name == Path(name).name
+    return isinstance(name, str) and name not in ("", ".", "..") and name == Path(name).name and len(name) < LONGEST
 
 
 def _read_header(folder: Path, name: str) -> dict[str, Tensor]:
@@ -103,8 +105,8 @@ def _end(file: str, name: str, entry: Any) -> int:
         count = DTYPES[entry["dtype"]]
         for length in entry["shape"]:
             count *= int(length)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _broken(file, f"has a malformed entry for tensor {name}: {error!r}") from error
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise _broken(file, f"has a malformed entry for tensor {name:.100}: {error!r:.100}") from error
     if not isinstance(begin, int) or not isinstance(end, int) or begin < 0 or end - begin != count:
         raise _broken(file, f"tensor {name}: {entry['data_offsets']} does not hold {count} bytes")
     return end

@@ -13,6 +13,7 @@ from headrace_engine.core.failure import StartError
 from headrace_wire.shape import ARCHITECTURES, ModelShape, ShapeError, read_flag, read_shape, read_window
 
 CONFIG = "config.json"
+MOST = 1e30  # that a constant of the rotation may be
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,7 @@ def read_config(folder: Path) -> DecoderConfig:
     """Read config.json. Raises StartError naming the file and the field."""
     try:
         config = json.loads((folder / CONFIG).read_bytes())
+        json.dumps(config, ensure_ascii=False).encode()  # a lone surrogate is in no name
     except FileNotFoundError as error:
         raise StartError("ModelInvalid", f"{CONFIG} is missing in {folder.name}", CONFIG) from error
     except (OSError, ValueError, RecursionError) as error:
@@ -114,6 +116,8 @@ def _rope(config: Mapping[str, Any]) -> Rope:
     values: dict[str, Any] = {"theta": config.get("rope_theta", 10000.0)}
     values |= {ours: scaling[theirs] for ours, theirs in names.items() if theirs in scaling}
     for ours, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise StartError("ModelInvalid", f"{CONFIG}: {names[ours]}: must be positive, got {value!r}", CONFIG)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST:
+            raise StartError(
+                "ModelInvalid", f"{CONFIG}: {names[ours]}: must be positive and finite, got {value!r:.50}", CONFIG
+            )
     return Rope(kind=kind, **values)
