@@ -185,7 +185,7 @@ class CpuAttention:
             q, keys, values = (x.expand(2, -1, -1, -1) for x in (q, keys, values))
             mask = mask if mask is None else mask.expand(2, -1, -1, -1)
         attended: Tensor = _sdpa(q, keys, values, attn_mask=mask)[0]
-        return attended[:rows, :, :group]
+        return attended[:rows, :, :group].contiguous()
 
     def _prefill(self, q: Tensor, kv: CpuLayerKv, prompt: _Prompt, out: Tensor) -> None:
         """Attend a prompt's new tokens [n, kv_heads, group, D] in blocks, each to the context up to its own end."""
