@@ -1,8 +1,9 @@
 """Attention on the CPU: head-major pages, so that a run of neighbouring pages is one plain matrix per KV head.
 
-A token's result is the same to the bit whatever is computed with it: each call covers whole pages, with what is not
-seen hidden by a mask, prompts are cut where pages begin, and the type that a token is attended in follows from its
-position and from whether it was generated. So neither the batch nor chunks, cached pages or recomputing change it.
+In bfloat16 a token's result is the same to the bit whatever is computed with it: how many pages a call covers follows
+from the row (`covered`), what is not seen is hidden by a mask, prompts are cut where pages begin, and the type that a
+token is attended in follows from its position and from whether it was generated. So neither the batch nor chunks,
+cached pages or recomputing change it.
 """
 
 from __future__ import annotations
