@@ -168,7 +168,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str, str]] = {
         "surrogates not allowed",
     ),
     "a-shard-of-a-long-name": (
-        lambda f: (f / INDEX).write_text(json.dumps({"weight_map": {"x": "y" * 300}})),
+        lambda f: (f / INDEX).write_text(json.dumps({"weight_map": {"x": "ü" * 150}})),
         "ModelInvalid",
         INDEX,
         "weight_map",

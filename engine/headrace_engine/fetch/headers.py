@@ -11,7 +11,7 @@ from headrace_engine.core.failure import StartError
 from headrace_engine.models.digest import INDEX
 
 SINGLE = "model.safetensors"
-LONGEST = 200  # characters of a file's name
+LONGEST = 255  # bytes of a file's name
 MAX_HEADER = 100 << 20  # bytes, as safetensors bounds it
 DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 
@@ -71,7 +71,12 @@ def _odd(where: object) -> str:
 
 
 def _plain(name: object) -> bool:
-    return isinstance(name, str) and name not in ("", ".", "..") and name == Path(name).name and len(name) < LONGEST
+    return (
+        isinstance(name, str)
+        and name not in ("", ".", "..")
+        and name == Path(name).name
+        and len(name.encode()) <= LONGEST
+    )
 
 
 def _read_header(folder: Path, name: str) -> dict[str, Tensor]:
