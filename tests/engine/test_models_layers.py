@@ -10,12 +10,13 @@ from headrace_engine.models.layers import Linear, RmsNorm
 ROWS = 64
 
 
-@pytest.mark.parametrize("inner", [256, 2304], ids=lambda inner: f"of-{inner}")
+@pytest.mark.parametrize("inner", [256, 768, 1024, 1040, 2304, 4096], ids=lambda inner: f"of-{inner}")
+@pytest.mark.parametrize("outer", [192, 768, 2304], ids=lambda outer: f"to-{outer}")
 @pytest.mark.parametrize("kind", ["plain", "silu", "times", "plus"])
-def test_a_row_of_a_product_is_the_same_to_the_bit_in_any_company(kind: str, inner: int) -> None:
+def test_a_row_of_a_product_is_the_same_to_the_bit_in_any_company(kind: str, inner: int, outer: int) -> None:
     torch.manual_seed(inner)
-    linear = Linear((torch.randn(192, inner) / inner**0.5).bfloat16())
-    x, other = torch.randn(ROWS, inner).bfloat16(), torch.randn(ROWS, 192).bfloat16()
+    linear = Linear((torch.randn(outer, inner) / inner**0.5).bfloat16())
+    x, other = torch.randn(ROWS, inner).bfloat16(), torch.randn(ROWS, outer).bfloat16()
 
     def product(first: int, last: int) -> torch.Tensor:
         rows = x[first:last].contiguous()
@@ -26,7 +27,7 @@ def test_a_row_of_a_product_is_the_same_to_the_bit_in_any_company(kind: str, inn
         return getattr(linear, kind)(rows, other[first:last].contiguous())  # type: ignore[no-any-return]
 
     whole = product(0, ROWS)
-    for count in (2, 3, 7, 33):  # one alone may differ
+    for count in (1, 2, 3, 7, 33):
         for first in range(0, ROWS - count + 1, count):
             assert torch.equal(product(first, first + count), whole[first : first + count]), (count, first)
 

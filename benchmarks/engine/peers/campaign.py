@@ -72,7 +72,7 @@ class Campaign:
                 loops = [(c, cells.requests_of(c) * cells.OUTPUT_TOKENS) for part, _, c in missing if part == "load"]
                 total += plan.block_seconds(block, loops, [part for part, _, _ in missing], known)
         parts, store = self.parts, self.store
-        total += plan.STEPS_S * sum(not store.has("steps", name) for name in self._inside() if "steps" in parts)
+        total += plan.STEPS_S * len(self._steps_missing())
         total += plan.PROFILE_S * ("profile" in parts and not store.has("profile", HEADRACE, "decode 16"))
         sizes = sum(not self._pool_done(pages) for pages in pool.PAGES) / len(pool.PAGES)
         return total + plan.POOL_S * sizes * ("pool" in parts)
@@ -168,13 +168,22 @@ class Campaign:
         """Servers whose steps can be measured in process."""
         return [name for name in (HEADRACE, "vllm") if name in self.settings.servers and name not in self.failed]
 
+    def _steps_missing(self) -> list[tuple[int, str]]:
+        """Processes whose steps are still to be measured, in turn."""
+        if "steps" not in self.parts:
+            return []
+        turns = plan.turns(self._inside(), self.settings.starts)
+        return [(number, name) for number, name in turns if not self.store.has("steps", name, str(number))]
+
     def _steps(self) -> None:
-        for name in self._inside():
-            if not self.store.has("steps", name):
-                say(f"measuring {name}'s steps inside one process")
-                rows = self._ask(name, *self._inside_command(name))
-                if rows is not None:
-                    self.store.add(Steps(server=name, rows=[(str(w), *map(float, ms)) for w, *ms in rows]))  # type: ignore[misc]
+        for number, name in self._steps_missing():
+            if self._late():
+                return
+            say(f"measuring {name}'s steps inside one process, {number + 1} of {self.settings.starts}")
+            rows = self._ask(name, *self._inside_command(name))
+            if rows is not None:
+                found = [(str(what), *map(float, ms)) for what, *ms in rows]
+                self.store.add(Steps(server=name, block=number, rows=found))  # type: ignore[arg-type]
 
     def _profile(self) -> None:
         if HEADRACE not in self.settings.servers or self.store.has("profile", HEADRACE, "decode 16"):

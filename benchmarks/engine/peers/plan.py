@@ -20,7 +20,7 @@ TOKENS_PER_S = {
 }
 """A first guess, replaced by what was measured as soon as it was."""
 GAP_S, PREFIX_S, SAMPLE_S = 14.0, 6.0, 12.0  # of one life
-STEPS_S, PROFILE_S, POOL_S = 45.0, 30.0, 130.0  # of one server, once, once
+STEPS_S, PROFILE_S, POOL_S = 90.0, 30.0, 130.0  # of one process, once, once
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -47,9 +47,19 @@ def blocks(settings: Settings) -> list[Block]:
     per_start = -(-settings.rounds // settings.starts)
     for number in range(settings.starts):
         rounds = range(number * per_start, min(settings.rounds, (number + 1) * per_start))
-        at = number % len(settings.servers)
-        found += [Block(name, number, rounds) for name in (*settings.servers[at:], *settings.servers[:at]) if rounds]
+        found += [Block(name, number, rounds) for name in turned(settings.servers, number) if rounds]
     return found
+
+
+def turns(servers: Sequence[str], count: int) -> list[tuple[int, str]]:
+    """`count` measurements of each server without a life of its own, in the order of blocks: (block, server)."""
+    return [(number, server) for number in range(count) for server in turned(servers, number)]
+
+
+def turned(servers: Sequence[str], number: int) -> list[str]:
+    """The order of servers in a block: another one begins each."""
+    at = number % len(servers)
+    return [*servers[at:], *servers[:at]]
 
 
 def cell_seconds(server: str, concurrency: int, tokens: int, measured: Mapping[tuple[str, int], float]) -> float:

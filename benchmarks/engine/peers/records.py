@@ -122,6 +122,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
     """Steps inside one process, without HTTP: rows of (what, median ms, least ms, CPU ms)."""
 
     server: str
+    block: int = 0  # the process, one in each block
     rows: list[tuple[str, float, float, float]]
 
 
@@ -141,12 +142,10 @@ def key(record: Record) -> tuple[str, ...]:
     match record:
         case Load():
             return ("load", record.server, str(record.round), str(record.concurrency))
-        case Start() | Gap() | Prefix():
+        case Start() | Gap() | Prefix() | Steps():
             return (type(record).__name__.lower(), record.server, str(record.block))
         case Pool():
             return ("pool", str(record.pages), str(record.repeat))
-        case Steps():
-            return ("steps", record.server)
         case Profile():
             return ("profile", record.server, record.what)
 

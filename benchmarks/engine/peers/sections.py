@@ -13,6 +13,7 @@ from benchmarks.engine.peers.stats import Ratio
 from benchmarks.engine.peers.tables import COMPARED, FIGURES, Loads, middle, number, table
 
 R = TypeVar("R", bound=Record)
+Blocks = dict[int, dict[str, tuple[float, float, float]]]  # of in-process steps: block, step, its times
 
 
 class Floor(NamedTuple):
@@ -201,16 +202,38 @@ def starts(records: Sequence[Record]) -> str:
 
 def steps(records: Sequence[Record]) -> str:
     """In-process step times."""
-    found = {server: {row[0]: row for row in all_[-1].rows} for server, all_ in by_server(records, Steps).items()}
-    names = list(dict.fromkeys(name for rows in found.values() for name in rows))
-    rows = [[name, *(cell for server in found for cell in _step(found[server].get(name)))] for name in names]
+    found = {
+        server: {one.block: {row[0]: row[1:] for row in one.rows} for one in all_}
+        for server, all_ in by_server(records, Steps).items()
+    }
+    names = list(dict.fromkeys(name for blocks in found.values() for rows in blocks.values() for name in rows))
+    ours, peers = found.get(HEADRACE, {}), [server for server in found if server != HEADRACE]
+    rows = [
+        [
+            name,
+            *(cell for blocks in found.values() for cell in _step(blocks, name)),
+            *(_over(ours, found[peer], name) for peer in peers),
+        ]
+        for name in names
+    ]
     head = ["step", *(f"{server}: {what}" for server in found for what in ("median, ms", "least, ms", "CPU ms"))]
-    text = "## Steps inside one process\n\nScheduling, batch building, forward, sampling; no HTTP.\n\n"
+    head += [f"{HEADRACE} over {peer}" for peer in peers]
+    text = (
+        "## Steps inside one process\n\nScheduling, batch building, forward, sampling; no HTTP. Medians over the "
+        "processes, one in each block; the median of the blocks' ratios, and all of them.\n\n"
+    )
     return text + table(head, rows) if rows else ""
 
 
-def _step(row: tuple[str, float, float, float] | None) -> tuple[str, ...]:
-    return ("–",) * 3 if row is None else tuple(number(value) for value in row[1:])
+def _step(blocks: Blocks, name: str) -> tuple[str, ...]:
+    found = [rows[name] for rows in blocks.values() if name in rows]
+    return tuple(number(middle(column)) for column in zip(*found, strict=True)) if found else ("–",) * 3
+
+
+def _over(ours: Blocks, theirs: Blocks, name: str) -> str:
+    both = sorted(block for block in ours.keys() & theirs.keys() if name in ours[block] and name in theirs[block])
+    ratios = [ours[block][name][0] / theirs[block][name][0] for block in both if theirs[block][name][0]]
+    return f"{middle(ratios):.2f} ({', '.join(f'{ratio:.2f}' for ratio in ratios)})" if ratios else "–"
 
 
 def bounds(loads: Loads) -> str:

@@ -47,10 +47,7 @@ class Decoder:
     def __call__(
         self, tokens: Tensor, positions: Tensor, meta: AttentionMeta, attention: Attention, kv: Sequence[LayerKv]
     ) -> Tensor:
-        """tokens, positions int64 [tokens] -> logits fp32 [sampled rows, vocab]; the head runs on those rows alone.
-
-        A single one runs as two (`Linear` says why); a step of one token should come as two.
-        """
+        """tokens, positions int64 [tokens] -> logits fp32 [sampled rows, vocab]; the head runs on those rows alone."""
         step = attention.prepare(meta)
         rotation = self._rotary.at(positions)
         x = F.embedding(tokens, self._embedding)
@@ -58,6 +55,4 @@ class Decoder:
             x = layer(x, rotation, attention, layer_kv, step)
         if meta.logit_rows.numel() < x.shape[0]:
             x = x.index_select(0, meta.logit_rows)
-        if x.shape[0] == 1:
-            return self._head(self._norm(x.expand(2, -1)))[:1].float()
         return self._head(self._norm(x)).float()

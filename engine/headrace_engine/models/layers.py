@@ -14,6 +14,7 @@ from headrace_engine.models.config import DecoderConfig
 from headrace_engine.models.loader import Weights
 
 PACK_ROWS = 16  # rows of input that a weight is packed for; one packing serves all sizes
+WHOLE_SUM = 1024  # up to so many products oneDNN adds in one go for a single row; more it adds in parts
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ class Linear:
     in float32. Both are copies, and the original is let go: with `copy` False (a weight that something else keeps
     anyway) it is used as it is.
 
-    In bfloat16 a row's result is the same to the bit beside any others. A row that is alone may be summed in parts, in
-    another order: whoever has only one computes it twice.
+    In bfloat16 a row's result is the same to the bit beside any others. Where the kernels would sum a row that is alone
+    in another order than one beside others, it is computed twice.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, copy: bool = True):
@@ -95,35 +96,45 @@ class Linear:
         elif copy and weight.dtype is torch.float32:
             weight = weight.t().contiguous().t()
         self._weight = weight if self._packed is None else None
+        self._pairs = self._packed is None or weight.shape[1] > WHOLE_SUM
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._pointwise(x, "none") if self._packed is not None else F.linear(x, self._weight, self._bias)
+        return self._apply(x, "none")
 
     def silu(self, x: Tensor) -> Tensor:
         """silu(x W^T + b)."""
-        if self._packed is not None:
-            return self._pointwise(x, "swish")
-        return F.silu(F.linear(x, self._weight, self._bias), inplace=True)
+        return self._apply(x, "swish")
 
     def times(self, x: Tensor, factor: Tensor) -> Tensor:
         """(x W^T + b) * factor."""
-        if self._packed is not None:
-            return self._binary(x, factor, "mul")
-        return F.linear(x, self._weight, self._bias).mul_(factor)
+        return self._apply(x, "mul", factor)
 
     def plus(self, x: Tensor, term: Tensor) -> Tensor:
         """x W^T + b + term."""
-        if self._packed is not None:
-            return self._binary(x, term, "add")
-        return F.linear(x, self._weight, self._bias).add_(term)
+        return self._apply(x, "add", term)
 
-    def _pointwise(self, x: Tensor, after: str) -> Tensor:
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, after, [], "")
+    def _apply(self, x: Tensor, after: str, other: Tensor | None = None) -> Tensor:
+        if self._pairs and len(x) == 1:
+            return self._product(x.repeat(2, 1), after, None if other is None else other.repeat(2, 1))[:1]
+        return self._product(x, after, other)
+
+    def _product(self, x: Tensor, after: str, other: Tensor | None) -> Tensor:
+        """x W^T + b, and what comes after it in oneDNN's words."""
+        if self._packed is None:
+            return _after(F.linear(x, self._weight, self._bias), after, other)
+        pointwise = torch.ops.mkldnn._linear_pointwise
+        result: Tensor
+        if other is None:
+            result = pointwise(x, self._packed, self._bias, after, [], "")
+        else:
+            result = pointwise.binary(x, other, self._packed, self._bias, after)
         return result
 
-    def _binary(self, x: Tensor, other: Tensor, after: str) -> Tensor:
-        result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self._bias, after)
-        return result
+
+def _after(x: Tensor, after: str, other: Tensor | None) -> Tensor:
+    if other is not None:
+        return x.mul_(other) if after == "mul" else x.add_(other)
+    return F.silu(x, inplace=True) if after == "swish" else x
 
 
 def _packs_bfloat16() -> bool:

@@ -71,11 +71,7 @@ class Batch:
 
 
 def build(steps: list[RowStep], rows: dict[int, Row]) -> Batch:
-    """Tensors of a step; `steps` has rows with one token first. A token that is alone is computed twice, so that it is
-    summed as beside others (`Linear`); its logits are asked for once."""
-    asked = len(steps)
-    if asked == 1 and steps[0].count == 1:
-        steps = steps * 2
+    """Tensors of a step; `steps` has rows with one token first."""
     held = [rows[step.row] for step in steps]
     counts = np.array([step.count for step in steps], np.int32)
     starts = np.array([step.start for step in steps], np.int32)
@@ -93,7 +89,7 @@ def build(steps: list[RowStep], rows: dict[int, Row]) -> Batch:
         query_start=torch.from_numpy(query_start),
         context_len=torch.from_numpy(contexts),
         prompt_len=torch.tensor([row.prompt for row in held], dtype=torch.int32),
-        logit_rows=torch.from_numpy(_logit_rows(steps[:asked], held[:asked], query_start[: asked + 1])),
+        logit_rows=torch.from_numpy(_logit_rows(steps, held, query_start)),
         pages=[torch.from_numpy(table)],
         slots=[torch.from_numpy(slots)],
         max_query=int(counts.max()),
