@@ -67,10 +67,10 @@ def test_a_report_is_made_again_from_the_records(monkeypatch: pytest.MonkeyPatch
     assert "decode 1" in (tmp_path / "report.md").read_text()
 
 
-def test_steps_are_compared_block_by_block(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_steps_are_compared_round_by_round(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     times = {("headrace", 0): 12.0, ("vllm", 0): 10.0, ("vllm", 1): 30.0, ("headrace", 1): 33.0, ("headrace", 2): 9.0}
     with (tmp_path / "cells.jsonl").open("wb") as file:
-        for (server, block), ms in times.items():
-            file.write(msgspec.json.encode(Steps(server=server, block=block, rows=[("decode 1", ms, ms, ms)])) + b"\n")
+        for (server, number), ms in times.items():
+            file.write(msgspec.json.encode(Steps(server=server, round=number, rows=[("decode 1", ms, ms, ms)])) + b"\n")
     assert report(monkeypatch, tmp_path) == 0
     assert "1.15 (1.20, 1.10)" in (tmp_path / "report.md").read_text()

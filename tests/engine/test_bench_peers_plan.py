@@ -19,14 +19,6 @@ def test_every_server_lives_once_a_block_and_another_one_begins() -> None:
     assert [block.rounds for block in found if block.server == "vllm"] == [range(3), range(3, 6), range(6, 9)]
 
 
-def test_what_has_no_life_is_measured_in_turn_too() -> None:
-    assert plan.turns(("headrace", "vllm"), 3) == [
-        *((0, "headrace"), (0, "vllm")),
-        *((1, "vllm"), (1, "headrace")),
-        *((2, "headrace"), (2, "vllm")),
-    ]
-
-
 @given(rounds=st.integers(1, 30), starts=st.integers(1, 4))
 def test_every_round_is_measured_once_for_every_server(rounds: int, starts: int) -> None:
     wanted = plan.Settings(("a", "b"), rounds, starts, (1,))

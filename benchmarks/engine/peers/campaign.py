@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
-from benchmarks.engine.peers import cells, install, plan, pool, sampling
+from benchmarks.engine.peers import cells, plan, pool, sampling, turns
 from benchmarks.engine.peers.plan import Block, Settings
 from benchmarks.engine.peers.processes import Reading, machine_seconds, memory
 from benchmarks.engine.peers.progress import minutes, say
 from benchmarks.engine.peers.prompts import Prompts
-from benchmarks.engine.peers.records import Load, Pool, Profile, Start, Steps, Store
+from benchmarks.engine.peers.records import Load, Pool, Profile, Start, Store
 from benchmarks.engine.peers.servers import HEADRACE, ROOT, SERVERS, ServerError, Setup, clean_environment, running
 
 SAMPLED = sampling.WHAT["dso"]
@@ -72,7 +70,7 @@ class Campaign:
                 loops = [(c, cells.requests_of(c) * cells.OUTPUT_TOKENS) for part, _, c in missing if part == "load"]
                 total += plan.block_seconds(block, loops, [part for part, _, _ in missing], known)
         parts, store = self.parts, self.store
-        total += plan.STEPS_S * len(self._steps_missing())
+        total += plan.STEPS_S * len(self._rounds_of_steps())
         total += plan.PROFILE_S * ("profile" in parts and not store.has("profile", HEADRACE, "decode 16"))
         sizes = sum(not self._pool_done(pages) for pages in pool.PAGES) / len(pool.PAGES)
         return total + plan.POOL_S * sizes * ("pool" in parts)
@@ -164,52 +162,40 @@ class Campaign:
         ]
         return sum(self.prompts.words(seed, 8)[:LEAK_CHARACTERS] in text for seed in seeds)
 
-    def _inside(self) -> list[str]:
-        """Servers whose steps can be measured in process."""
-        return [name for name in (HEADRACE, "vllm") if name in self.settings.servers and name not in self.failed]
-
-    def _steps_missing(self) -> list[tuple[int, str]]:
-        """Processes whose steps are still to be measured, in turn."""
-        if "steps" not in self.parts:
-            return []
-        turns = plan.turns(self._inside(), self.settings.starts)
-        return [(number, name) for number, name in turns if not self.store.has("steps", name, str(number))]
+    def _rounds_of_steps(self) -> list[int]:
+        """Those that are missing."""
+        names = [name for name in turns.INSIDE if name in self.settings.servers and name not in self.failed]
+        wanted = range(self.settings.rounds if "steps" in self.parts else 0)
+        return [number for number in wanted if not all(self.store.has("steps", name, str(number)) for name in names)]
 
     def _steps(self) -> None:
-        for number, name in self._steps_missing():
-            if self._late():
-                return
-            say(f"measuring {name}'s steps inside one process, {number + 1} of {self.settings.starts}")
-            rows = self._ask(name, *self._inside_command(name))
-            if rows is not None:
-                found = [(str(what), *map(float, ms)) for what, *ms in rows]
-                self.store.add(Steps(server=name, block=number, rows=found))  # type: ignore[arg-type]
+        missing = self._rounds_of_steps()
+        names = [name for name in turns.INSIDE if name in self.settings.servers and name not in self.failed]
+        if not missing:
+            return
+        try:
+            with turns.engines(self.setup, names, self.logs) as engines:
+                for number in missing:
+                    if self._late():
+                        return
+                    for record in turns.measure(engines, number):
+                        self.store.add(record)
+        except turns.Ended as error:
+            say(f"{error}; see {self.logs}")
 
     def _profile(self) -> None:
         if HEADRACE not in self.settings.servers or self.store.has("profile", HEADRACE, "decode 16"):
             return
         say("profiling Headrace's steps")
-        found = self._ask(HEADRACE, *self._inside_command(HEADRACE), "--profile")
-        for what, rows in (found or {}).items():
-            self.store.add(Profile(server=HEADRACE, what=what, rows=[(str(k), float(v)) for k, v in rows]))
-
-    def _inside_command(self, name: str) -> list[str]:
-        model = str(self.setup.model)
-        if name == HEADRACE:
-            return [sys.executable, "-m", "benchmarks.engine.peers.inside", model]
-        python = install.folder_of(self.setup.cache, name) / "bin" / "python"
-        return [str(python), str(Path(__file__).with_name("inside_vllm.py")), model]
-
-    def _ask(self, name: str, *command: str) -> Any:
-        """The JSON that a program prints; None, and a line for the reader, if it fails."""
-        env = clean_environment(SERVERS[name].environment(self.setup))
-        with (self.logs / f"inside-{name}.log").open("ab") as log:
+        env = clean_environment(SERVERS[HEADRACE].environment(self.setup))
+        command = [*turns.command(self.setup, HEADRACE), "--profile"]
+        with (self.logs / f"inside-{HEADRACE}.log").open("ab") as log:
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT, env=env, check=False)
-        try:
-            return json.loads(done.stdout)
-        except json.JSONDecodeError:
-            say(f"{name}'s steps could not be measured (exit {done.returncode}); see {self.logs}")
-            return None
+        if done.returncode:
+            say(f"Headrace's steps could not be profiled (exit {done.returncode}); see {self.logs}")
+            return
+        for what, rows in json.loads(done.stdout).items():
+            self.store.add(Profile(server=HEADRACE, what=what, rows=[(str(k), float(v)) for k, v in rows]))
 
     def _pool_done(self, pages: int) -> bool:
         return all(self.store.has("pool", str(pages), str(repeat)) for repeat in range(pool.REPEATS))

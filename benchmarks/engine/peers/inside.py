@@ -2,8 +2,9 @@
 
     python -m benchmarks.engine.peers.inside MODEL [--threads N] [--profile]
 
-Prints JSON: rows of (what, median ms, least ms, mean CPU ms), or with --profile rows of (operation, share) per kind of
-step. It is a process of its own because threads and their waiting are settled when torch is loaded.
+Reads kinds of steps, one in a line ("decode 8", "prefill 512", "decode 15 + prefill 128"), and answers each with a line
+of JSON: [kind, median ms, least ms, mean CPU ms]. With --profile it prints rows of (operation, share) per kind of step.
+It is a process of its own because threads and their waiting are settled when torch is loaded.
 """
 
 from __future__ import annotations
@@ -28,8 +29,7 @@ from headrace_wire.protocol import Sampling, Submit
 if TYPE_CHECKING:
     from headrace_engine.runner.build import Engine
 
-DECODE = (1, 8, 16, 32)  # rows
-PREFILL = (128, 512, 2000)  # tokens of one prompt
+ROWS = 32  # of a step, at most
 CONTEXT = 128  # tokens before the decode steps
 STEPS = 48
 WARM = 8  # steps that are not counted
@@ -60,7 +60,7 @@ class Inside:
             served_name="m",
             dtype="bfloat16",
             threads=count,
-            max_sequences=max(DECODE),
+            max_sequences=ROWS,
             max_batch_tokens=2048,
             max_model_len=2560,
             kv_cache_bytes=1 << 30,
@@ -142,11 +142,16 @@ def row(what: str, found: list[Took]) -> tuple[str, float, float, float]:
     return what, round(median(ms), 2), round(min(ms), 2), round(mean(took.cpu_ms for took in found) if found else 0, 2)
 
 
-def measure(inside: Inside) -> list[tuple[str, float, float, float]]:
-    """All kinds of steps."""
-    rows = [row(f"decode {n}", decode(inside, n)) for n in DECODE]
-    rows += [row(f"prefill {n}", prefill(inside, n)) for n in PREFILL]
-    return [*rows, row("decode 15 + prefill 128", mixed(inside, 15, 128))]
+def measure(inside: Inside, kind: str) -> tuple[str, float, float, float]:
+    """Steps of one kind. Raises ValueError for a kind that there is not."""
+    match kind.split():
+        case ["decode", rows]:
+            return row(kind, decode(inside, int(rows)))
+        case ["prefill", tokens]:
+            return row(kind, prefill(inside, int(tokens)))
+        case ["decode", rows, "+", "prefill", tokens]:
+            return row(kind, mixed(inside, int(rows), int(tokens)))
+    raise ValueError(f"{kind!r} is no kind of step")
 
 
 def profile(inside: Inside) -> dict[str, list[tuple[str, float]]]:
@@ -178,7 +183,11 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     inside = Inside(options.model, options.threads)
-    json.dump(profile(inside) if options.profile else measure(inside), sys.stdout)
+    if options.profile:
+        json.dump(profile(inside), sys.stdout)
+        return
+    for line in sys.stdin:
+        print(json.dumps(measure(inside, line.strip())), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 python inside_vllm.py MODEL
 
-Prints JSON as `inside.py` does. A step is `LLMEngine.step()`: scheduling, forward and sampling; no HTTP.
+Reads and answers as `inside.py` does. A step is `LLMEngine.step()`: scheduling, forward and sampling; no HTTP.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import time
 from statistics import mean, median
 from typing import Any
 
-DECODE = (1, 8, 16, 32)
-PREFILL = (128, 512, 2000)
+ROWS = 32
 CONTEXT, STEPS, WARM, REPEATS = 128, 48, 8, 5
 Step = tuple[int, float, float]  # outputs, ms, CPU ms
 
@@ -33,7 +32,7 @@ class Inside:
                 model=model,
                 dtype="bfloat16",
                 max_model_len=2560,
-                max_num_seqs=max(DECODE),
+                max_num_seqs=ROWS,
                 enable_prefix_caching=False,
             )
         )
@@ -104,6 +103,18 @@ def mixed(inside: Inside, rows: int, tokens: int) -> list[Step]:
     return found[1:]
 
 
+def measure(inside: Inside, kind: str) -> tuple[str, float, float, float]:
+    """Steps of one kind."""
+    match kind.split():
+        case ["decode", rows]:
+            return row(kind, decode(inside, int(rows)))
+        case ["prefill", tokens]:
+            return row(kind, prefill(inside, int(tokens)))
+        case ["decode", rows, "+", "prefill", tokens]:
+            return row(kind, mixed(inside, int(rows), int(tokens)))
+    raise ValueError(f"{kind!r} is no kind of step")
+
+
 def main() -> None:
     """The command."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -111,10 +122,8 @@ def main() -> None:
     os.dup2(2, 1)  # what vLLM prints is no result
     inside = Inside(sys.argv[1])
     decode(inside, 4)
-    rows = [row(f"decode {n}", decode(inside, n)) for n in DECODE]
-    rows += [row(f"prefill {n}", prefill(inside, n)) for n in PREFILL]
-    rows.append(row("decode 15 + prefill 128", mixed(inside, 15, 128)))
-    os.write(out, json.dumps(rows).encode())
+    for line in sys.stdin:
+        os.write(out, json.dumps(measure(inside, line.strip())).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ TOKENS_PER_S = {
 }
 """A first guess, replaced by what was measured as soon as it was."""
 GAP_S, PREFIX_S, SAMPLE_S = 14.0, 6.0, 12.0  # of one life
-STEPS_S, PROFILE_S, POOL_S = 90.0, 30.0, 130.0  # of one process, once, once
+STEPS_S, PROFILE_S, POOL_S = 90.0, 30.0, 130.0  # of one round of all engines, once, once
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -51,13 +51,8 @@ def blocks(settings: Settings) -> list[Block]:
     return found
 
 
-def turns(servers: Sequence[str], count: int) -> list[tuple[int, str]]:
-    """`count` measurements of each server without a life of its own, in the order of blocks: (block, server)."""
-    return [(number, server) for number in range(count) for server in turned(servers, number)]
-
-
 def turned(servers: Sequence[str], number: int) -> list[str]:
-    """The order of servers in a block: another one begins each."""
+    """The order of servers in a block or round: another one begins each."""
     at = number % len(servers)
     return [*servers[at:], *servers[:at]]
 

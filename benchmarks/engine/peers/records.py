@@ -122,7 +122,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
     """Steps inside one process, without HTTP: rows of (what, median ms, least ms, CPU ms)."""
 
     server: str
-    block: int = 0  # the process, one in each block
+    round: int = 0  # in which it was measured in turn with the others
     rows: list[tuple[str, float, float, float]]
 
 
@@ -142,10 +142,12 @@ def key(record: Record) -> tuple[str, ...]:
     match record:
         case Load():
             return ("load", record.server, str(record.round), str(record.concurrency))
-        case Start() | Gap() | Prefix() | Steps():
+        case Start() | Gap() | Prefix():
             return (type(record).__name__.lower(), record.server, str(record.block))
         case Pool():
             return ("pool", str(record.pages), str(record.repeat))
+        case Steps():
+            return ("steps", record.server, str(record.round))
         case Profile():
             return ("profile", record.server, record.what)
 

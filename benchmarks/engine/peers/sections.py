@@ -13,7 +13,7 @@ from benchmarks.engine.peers.stats import Ratio
 from benchmarks.engine.peers.tables import COMPARED, FIGURES, Loads, middle, number, table
 
 R = TypeVar("R", bound=Record)
-Blocks = dict[int, dict[str, tuple[float, float, float]]]  # of in-process steps: block, step, its times
+Rounds = dict[int, dict[str, tuple[float, float, float]]]  # of in-process steps: round, step, its times
 
 
 class Floor(NamedTuple):
@@ -203,15 +203,15 @@ def starts(records: Sequence[Record]) -> str:
 def steps(records: Sequence[Record]) -> str:
     """In-process step times."""
     found = {
-        server: {one.block: {row[0]: row[1:] for row in one.rows} for one in all_}
+        server: {one.round: {row[0]: row[1:] for row in one.rows} for one in all_}
         for server, all_ in by_server(records, Steps).items()
     }
-    names = list(dict.fromkeys(name for blocks in found.values() for rows in blocks.values() for name in rows))
+    names = list(dict.fromkeys(name for rounds in found.values() for rows in rounds.values() for name in rows))
     ours, peers = found.get(HEADRACE, {}), [server for server in found if server != HEADRACE]
     rows = [
         [
             name,
-            *(cell for blocks in found.values() for cell in _step(blocks, name)),
+            *(cell for rounds in found.values() for cell in _step(rounds, name)),
             *(_over(ours, found[peer], name) for peer in peers),
         ]
         for name in names
@@ -219,20 +219,21 @@ def steps(records: Sequence[Record]) -> str:
     head = ["step", *(f"{server}: {what}" for server in found for what in ("median, ms", "least, ms", "CPU ms"))]
     head += [f"{HEADRACE} over {peer}" for peer in peers]
     text = (
-        "## Steps inside one process\n\nScheduling, batch building, forward, sampling; no HTTP. Medians over the "
-        "processes, one in each block; the median of the blocks' ratios, and all of them.\n\n"
+        "## Steps inside one process\n\nScheduling, batch building, forward, sampling; no HTTP. Medians over "
+        "rounds, in which the engines were asked for the same step in turn; the median of the rounds' ratios, and all "
+        "of them.\n\n"
     )
     return text + table(head, rows) if rows else ""
 
 
-def _step(blocks: Blocks, name: str) -> tuple[str, ...]:
-    found = [rows[name] for rows in blocks.values() if name in rows]
+def _step(rounds: Rounds, name: str) -> tuple[str, ...]:
+    found = [rows[name] for rows in rounds.values() if name in rows]
     return tuple(number(middle(column)) for column in zip(*found, strict=True)) if found else ("–",) * 3
 
 
-def _over(ours: Blocks, theirs: Blocks, name: str) -> str:
-    both = sorted(block for block in ours.keys() & theirs.keys() if name in ours[block] and name in theirs[block])
-    ratios = [ours[block][name][0] / theirs[block][name][0] for block in both if theirs[block][name][0]]
+def _over(ours: Rounds, theirs: Rounds, name: str) -> str:
+    both = sorted(round for round in ours.keys() & theirs.keys() if name in ours[round] and name in theirs[round])
+    ratios = [ours[round][name][0] / theirs[round][name][0] for round in both if theirs[round][name][0]]
     return f"{middle(ratios):.2f} ({', '.join(f'{ratio:.2f}' for ratio in ratios)})" if ratios else "–"
 
 
