@@ -24,7 +24,7 @@ from headrace_wire.protocol import PAGE_TOKENS
 LINE = 64  # bytes of a cache line
 BLOCK = PAGE_TOKENS  # prompt tokens attended in one call; what lies above the diagonal is skipped beyond it
 TILE = 32  # rows that the kernel multiplies at a time, a task for a thread; fewer would be summed in another order
-MASK_STEP = 2048  # tokens by which the mask of prompts grows
+MASK_STEP = 2048  # tokens by which masks grow
 GATHER_BYTES = 4 << 20  # keys and values copied for one call: about what stays in the caches until it is read
 WIDE_BYTES = 32 << 20  # keys and values of a prompt's block up to this size are converted to fp32, which is faster
 
@@ -93,6 +93,8 @@ class CpuAttention:
         self._pool = Pool(0, 1)
         self._gathered = torch.empty(0, dtype=dtype)  # reused from call to call
         self._wide_tokens = 0  # keys and values that WIDE_BYTES hold
+        self._at = torch.empty(0, dtype=torch.int64)  # 0, 1, ... as far as a mask has reached
+        self._shown_hidden = torch.zeros((), dtype=dtype), torch.full((), float("-inf"), dtype=dtype)
         self._causal: dict[tuple[torch.dtype, int], Tensor] = {}  # masks by dtype and group
         self.layout = "cpu-head-major-64"
 
@@ -145,11 +147,13 @@ class CpuAttention:
         pages = None if group.pages is None else torch.from_numpy(group.pages)
         mask = None
         if any(group.hidden) or min(group.seen) < group.width:
-            at = torch.arange(group.width)
+            if len(self._at) < group.width:
+                self._at = torch.arange(-(-group.width // MASK_STEP) * MASK_STEP)
+            at = self._at[: group.width]
             visible = at < torch.tensor(group.seen)[:, None]
             if any(group.hidden):
                 visible &= at >= torch.tensor(group.hidden)[:, None]
-            mask = torch.zeros(visible.shape, dtype=self._dtype).masked_fill_(~visible, float("-inf"))[:, None, None]
+            mask = torch.where(visible, *self._shown_hidden)[:, None, None]
         return _Decode(group, rows, pages, mask)
 
     def run(self, qkv: Tensor, kv: LayerKv, step: _Step) -> Tensor:

@@ -19,6 +19,7 @@ from headrace_wire.protocol import PAGE_TOKENS
 
 Ints = npt.NDArray[np.int32]
 KERNEL_PAGES = 8  # of 64 tokens, that the kernel takes at a time
+EXACT_PAGES = 4  # up to which its sums are the same whatever it covers
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ class Pool:
 
 
 def covered(count: int) -> int:
-    """Pages that a call covers for a row of so many: a power of two, or whole turns of the kernel."""
-    return 1 << (count - 1).bit_length() if count <= KERNEL_PAGES else -(-count // KERNEL_PAGES) * KERNEL_PAGES
+    """Pages that a call covers for a row of so many: no more if they are few, else whole turns of the kernel."""
+    return count if count <= EXACT_PAGES else -(-count // KERNEL_PAGES) * KERNEL_PAGES
 
 
 def grouped(table: Ints, contexts: Ints, pool: Pool, window: int | None = None) -> list[Group]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,14 +33,13 @@ class Parallel:
 
 @dataclass(frozen=True)
 class Rotation:
-    """cos and signed sin of the step's positions, fp32 [tokens, 1, D]."""
+    """The step's positions as turns of a circle, complex64 [tokens, 1, D / 2]."""
 
-    cos: Tensor
-    sin: Tensor  # the first half negated
+    turns: Tensor
 
-    def apply(self, x: Tensor) -> Tensor:
-        """Rotate fp32 [tokens, heads, D]: dimension i is paired with i + D / 2."""
-        return torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, -1), self.sin)
+    def apply(self, x: Tensor) -> None:
+        """Rotate fp32 [tokens, heads, D] in place: dimension 2 i is paired with 2 i + 1 (`paired`)."""
+        torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(self.turns)
 
 
 class Rotary:
@@ -51,30 +51,38 @@ class Rotary:
     def at(self, positions: Tensor) -> Rotation:
         """Of positions int64 [tokens]."""
         angles = torch.outer(positions.float(), self._frequencies)
-        cos, sin = angles.cos(), angles.sin()
-        return Rotation(torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1))
+        return Rotation(torch.complex(angles.cos(), angles.sin()).unsqueeze(1))
+
+
+def paired(heads: int, dim: int) -> Tensor:
+    """Checkpoints rotate dimension i of a head with i + dim / 2. The order, int64 [heads * dim], that puts them beside
+    each other, so that a rotation is one complex product. Queries and keys in the same order have the same products."""
+    return torch.arange(heads * dim).view(heads, 2, dim // 2).transpose(1, 2).reshape(-1)
 
 
 class RmsNorm:
     """x / rms(x) * weight over the last dimension, computed in fp32.
 
-    In bfloat16 these few operations take two thirds of the time of torch's own, which is made of more.
+    With n the Euclidean norm of x and s its size: sqrt(n² / s + eps) = hypot(n, sqrt(s eps)) / sqrt(s), and the root of
+    s is part of the weight. These few operations take half the time of torch's own, which is made of more.
     """
 
     def __init__(self, weight: Tensor, eps: float):
         """`weight` [size] or, for heads that have their own, [heads, size]."""
-        self._weight = weight.to(torch.float32, copy=True)
-        self._share = 1.0 / weight.shape[-1]
-        self._eps = torch.tensor([eps])
+        size = weight.shape[-1]
+        self._weight = weight.to(torch.float32, copy=True).mul_(math.sqrt(size))
+        self._least = torch.tensor([math.sqrt(size * eps)])
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.wide(x.float()).to(x.dtype)
+        wide = self._unit(x.to(torch.float32, copy=True))
+        return torch.mul(wide, self._weight, out=torch.empty_like(x))
 
-    def wide(self, x: Tensor) -> Tensor:
-        """fp32 to fp32."""
-        norm = torch.linalg.vector_norm(x, 2, -1, True)
-        inverse = torch.addcmul(self._eps, norm, norm, value=self._share).rsqrt_()
-        return (x * inverse).mul_(self._weight)
+    def wide(self, x: Tensor) -> None:
+        """fp32, in place."""
+        self._unit(x).mul_(self._weight)
+
+    def _unit(self, x: Tensor) -> Tensor:
+        return x.div_(torch.linalg.vector_norm(x, 2, -1, True).hypot_(self._least))
 
 
 class Linear:
@@ -141,12 +149,16 @@ def _packs_bfloat16() -> bool:
     return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def stacked(weights: Weights, names: list[str], outs: list[int], size: int, bias: bool) -> Linear:
-    """One Linear of several projections of the same input: `names` without their suffix, `outs` their sizes."""
+def stacked(
+    weights: Weights, names: list[str], outs: list[int], size: int, bias: bool, order: Tensor | None = None
+) -> Linear:
+    """One Linear of several projections of the same input: `names` without their suffix, `outs` their sizes; `order`:
+    in which their outputs come, int64 [sum of outs]."""
     matrix = torch.cat([weights.get(f"{name}.weight", out, size) for name, out in zip(names, outs, strict=True)])
-    if not bias:
-        return Linear(matrix)
-    return Linear(matrix, torch.cat([weights.get(f"{n}.bias", out) for n, out in zip(names, outs, strict=True)]))
+    added = torch.cat([weights.get(f"{n}.bias", out) for n, out in zip(names, outs, strict=True)]) if bias else None
+    if order is not None:
+        matrix, added = matrix[order], added if added is None else added[order]
+    return Linear(matrix, added)
 
 
 class Mlp:
@@ -173,13 +185,16 @@ class AttentionBlock:
         self._dim = shape.head_dim
         q, kv = self._heads * self._dim, self._kv_heads * self._dim
         names = [f"{prefix}.{name}_proj" for name in "qkv"]
-        self._qkv = stacked(weights, names, [q, kv, kv], shape.hidden, shape.attention_bias)
+        turned = self._heads + self._kv_heads
+        order = torch.cat((paired(turned, self._dim), torch.arange(q + kv, q + 2 * kv)))
+        self._qkv = stacked(weights, names, [q, kv, kv], shape.hidden, shape.attention_bias, order)
         self._out = stacked(weights, [f"{prefix}.o_proj"], [shape.hidden], q, shape.output_bias)
         self._norm: RmsNorm | None = None
         if shape.qk_norm:
             q_norm = weights.get(f"{prefix}.q_norm.weight", self._dim).expand(self._heads, -1)
             k_norm = weights.get(f"{prefix}.k_norm.weight", self._dim).expand(self._kv_heads, -1)
-            self._norm = RmsNorm(torch.cat((q_norm, k_norm)), config.norm_eps)
+            joined = torch.cat((q_norm, k_norm)).reshape(-1)[paired(turned, self._dim)]
+            self._norm = RmsNorm(joined.view(turned, self._dim), config.norm_eps)
 
     def __call__(
         self, x: Tensor, residual: Tensor, rotation: Rotation, attention: Attention, kv: LayerKv, step: Any
@@ -190,8 +205,9 @@ class AttentionBlock:
         rotated = qkv[:, : self._heads + self._kv_heads]
         wide = rotated.float()
         if self._norm is not None:
-            wide = self._norm.wide(wide)
-        rotated.copy_(rotation.apply(wide))
+            self._norm.wide(wide)
+        rotation.apply(wide)
+        rotated.copy_(wide)
         return self._out.plus(attention.run(qkv, kv, step).view(tokens, -1), residual)
 
 
