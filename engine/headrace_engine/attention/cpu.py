@@ -28,7 +28,7 @@ MASK_STEP = 2048  # tokens by which masks grow
 GATHER_BYTES = 4 << 20  # keys and values copied for one call: about what stays in the caches until it is read
 WIDE_BYTES = 32 << 20  # keys and values of a prompt's block up to this size are converted to fp32, which is faster
 
-_sdpa = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_sdpa = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class CpuLayerKv(LayerKv):
     """`k` and `v` are halves of `both` [2 * kv_heads, pages, 64, D], so that a step writes and gathers them at once."""
 
     both: Tensor
+    lines: Tensor  # `both` as [2 * kv_heads, pages * 64, D]
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class CpuAttention:
         self._gathered = torch.empty(self._pool.gathered * page, dtype=self._dtype)
         self._wide_tokens = WIDE_BYTES // (2 * kv_heads * head_dim * torch.float32.itemsize)
         both = _zeros((2 * kv_heads, pages + 1, PAGE_TOKENS, head_dim), self._dtype)
-        return CpuLayerKv(both[:kv_heads], both[kv_heads:], both)
+        return CpuLayerKv(both[:kv_heads], both[kv_heads:], both, both.view(2 * kv_heads, -1, head_dim))
 
     def prepare(self, meta: AttentionMeta) -> _Step:
         """Group the rows that decode; find out which prompts can be read in place."""
@@ -160,13 +161,12 @@ class CpuAttention:
         """Write, then attend: decode rows by group, prompts one by one."""
         if not isinstance(kv, CpuLayerKv):
             raise TypeError(f"KV of another backend: {type(kv).__name__}")
-        kv_heads, _, _, dim = kv.k.shape
-        tokens = qkv.shape[0]
-        new = qkv[:, -2 * kv_heads :].transpose(0, 1)
-        kv.both.view(2 * kv_heads, -1, dim).index_copy_(1, step.slots, new)
+        (tokens, all_heads, dim), kv_heads = qkv.shape, len(kv.k)
+        heads = all_heads - 2 * kv_heads
+        q, new = qkv.split((heads, 2 * kv_heads), 1)
+        kv.lines.index_copy_(1, step.slots, new.transpose(0, 1))
         # Query heads that share a KV head become rows of one matrix: [tokens, kv_heads, group, D].
-        q = qkv[:, : -2 * kv_heads].unflatten(1, (kv_heads, -1))
-        heads = qkv.shape[1] - 2 * kv_heads
+        q = q.view(tokens, kv_heads, -1, dim)
         if len(step.decodes) == 1 and not step.prompts and isinstance(step.decodes[0].rows, slice):
             return self._attend(q, kv, step.decodes[0]).reshape(tokens, heads, dim)
         out = torch.empty(q.shape, dtype=q.dtype)
@@ -190,7 +190,9 @@ class CpuAttention:
             q, keys, values = (x.expand(2, -1, -1, -1) for x in (q, keys, values))
             mask = mask if mask is None else mask.expand(2, -1, -1, -1)
         attended: Tensor = _sdpa(q, keys, values, attn_mask=mask)[0]
-        return attended[:rows, :, :group].contiguous()
+        if attended.shape[0] > rows or attended.shape[2] > group:
+            attended = attended[:rows, :, :group]
+        return attended.contiguous()
 
     def _prefill(self, q: Tensor, kv: CpuLayerKv, prompt: _Prompt, out: Tensor) -> None:
         """Attend a prompt's new tokens [n, kv_heads, group, D] in blocks, each to the context up to its own end."""
@@ -217,8 +219,8 @@ class CpuAttention:
         """Keys and values of a row's pages, [1, kv_heads, pages * 64, D]: views where the pages are neighbours."""
         if prompt.pages is not None:
             return _gather(kv, prompt.pages, 1, self._gathered)
-        heads, _, size, dim = kv.both.shape
-        both = kv.both.view(heads, -1, dim)[:, prompt.page * size : (prompt.page + prompt.count) * size].unsqueeze(0)
+        heads, _, size, _ = kv.both.shape
+        both = kv.lines[:, prompt.page * size : (prompt.page + prompt.count) * size].unsqueeze(0)
         return both[:, : heads // 2], both[:, heads // 2 :]
 
     def _bias(self, dtype: torch.dtype, group: int, block: _Block) -> Tensor:

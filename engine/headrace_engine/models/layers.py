@@ -39,7 +39,7 @@ class Rotation:
 
     def apply(self, x: Tensor) -> None:
         """Rotate fp32 [tokens, heads, D] in place: dimension 2 i is paired with 2 i + 1 (`paired`)."""
-        torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(self.turns)
+        torch.view_as_complex(x.view(*x.shape[:2], -1, 2)).mul_(self.turns)
 
 
 class Rotary:
@@ -74,15 +74,14 @@ class RmsNorm:
         self._least = torch.tensor([math.sqrt(size * eps)])
 
     def __call__(self, x: Tensor) -> Tensor:
-        wide = self._unit(x.to(torch.float32, copy=True))
-        return torch.mul(wide, self._weight, out=torch.empty_like(x))
+        return torch.mul(self._unit(x.float()), self._weight, out=torch.empty_like(x))
 
-    def wide(self, x: Tensor) -> None:
-        """fp32, in place."""
-        self._unit(x).mul_(self._weight)
+    def wide(self, x: Tensor) -> Tensor:
+        """fp32 to fp32."""
+        return self._unit(x).mul_(self._weight)
 
     def _unit(self, x: Tensor) -> Tensor:
-        return x.div_(torch.linalg.vector_norm(x, 2, -1, True).hypot_(self._least))
+        return x / torch.linalg.vector_norm(x, 2, -1, True).hypot_(self._least)
 
 
 class Linear:
@@ -101,6 +100,7 @@ class Linear:
         self._packed: Tensor | None = None
         if copy and weight.dtype is torch.bfloat16 and _packs_bfloat16():
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACK_ROWS)
+            self._pointwise = torch.ops.mkldnn._linear_pointwise
         elif copy and weight.dtype is torch.float32:
             weight = weight.t().contiguous().t()
         self._weight = weight if self._packed is None else None
@@ -123,19 +123,18 @@ class Linear:
 
     def _apply(self, x: Tensor, after: str, other: Tensor | None = None) -> Tensor:
         if self._pairs and len(x) == 1:
-            return self._product(x.repeat(2, 1), after, None if other is None else other.repeat(2, 1))[:1]
+            return self._product(x.expand(2, -1), after, None if other is None else other.expand(2, -1))[:1]
         return self._product(x, after, other)
 
     def _product(self, x: Tensor, after: str, other: Tensor | None) -> Tensor:
         """x W^T + b, and what comes after it in oneDNN's words."""
         if self._packed is None:
             return _after(F.linear(x, self._weight, self._bias), after, other)
-        pointwise = torch.ops.mkldnn._linear_pointwise
         result: Tensor
         if other is None:
-            result = pointwise(x, self._packed, self._bias, after, [], "")
+            result = self._pointwise.default(x, self._packed, self._bias, after, [], "")
         else:
-            result = pointwise.binary(x, other, self._packed, self._bias, after)
+            result = self._pointwise.binary(x, other, self._packed, self._bias, after)
         return result
 
 
@@ -205,7 +204,7 @@ class AttentionBlock:
         rotated = qkv[:, : self._heads + self._kv_heads]
         wide = rotated.float()
         if self._norm is not None:
-            self._norm.wide(wide)
+            wide = self._norm.wide(wide)
         rotation.apply(wide)
         rotated.copy_(wide)
         return self._out.plus(attention.run(qkv, kv, step).view(tokens, -1), residual)
