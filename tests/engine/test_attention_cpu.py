@@ -218,3 +218,31 @@ def test_neither_steps_nor_company_nor_pages_change_a_bit(
     whole = by_steps(case, [total], neighbours, inputs, 0)
     table = neighbours if straight else (torch.randperm(20)[:pages] + 1).to(torch.int32)[None]
     assert torch.equal(by_steps(case, ends, table, inputs, company), whole)
+
+
+@settings(max_examples=60)
+@given(
+    pages=st.lists(st.lists(st.integers(1, POOL - 1), min_size=3, max_size=3, unique=True), min_size=1, max_size=3),
+    steps=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 70), st.booleans()), min_size=2, max_size=6),
+    window=st.sampled_from([None, 100]),
+)
+def test_groups_that_are_kept_are_those_that_are_made_anew(
+    pages: list[list[int]], steps: list[tuple[int, int, bool]], window: int | None
+) -> None:
+    kept, table = CpuAttention(torch.bfloat16, window), torch.tensor(pages, dtype=torch.int32)
+    kept.allocate(POOL, 2, 64)
+    contexts = [20] * len(pages)
+    for row, tokens, moves in steps:
+        row %= len(pages)
+        contexts[row] = min(3 * PAGE_TOKENS, contexts[row] + tokens)
+        if moves:
+            table = table.roll(1, 1)
+        used = -(-max(contexts) // PAGE_TOKENS)
+        step = meta(Case(tuple((context - 1, 1) for context in contexts), generated=5), table[:, :used].clone())
+        fresh = CpuAttention(torch.bfloat16, window)
+        fresh.allocate(POOL, 2, 64)
+        for ours, anew in zip(kept.prepare(step).decodes, fresh.prepare(step).decodes, strict=True):
+            for field in ("rows", "seen", "hidden", "width", "base", "stride"):
+                assert getattr(ours.group, field) == getattr(anew.group, field)
+            for one, other in ((ours.mask, anew.mask), (ours.pages, anew.pages)):
+                assert (one is None) == (other is None) and (one is None or torch.equal(one, other))

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace_engine.attention.base import AttentionMeta, LayerKv
-from headrace_engine.attention.grouping import Group, Pool, covered, grouped
+from headrace_engine.attention.grouping import Group, Ints, Pool, covered, grouped
 from headrace_wire.protocol import PAGE_TOKENS
 
 LINE = 64  # bytes of a cache line
@@ -47,6 +47,18 @@ class _Decode:
     rows: slice | Tensor  # of the step's tokens
     pages: Tensor | None  # int64, where they are gathered
     mask: Tensor | None  # [rows, 1, 1, width]: 0 where a row sees, -inf where not
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Groups of rows with these block tables, whose contexts end in these columns of them."""
+
+    table: Ints
+    pages: Ints
+    groups: list[Group]
+
+
+NOTHING = _Known(np.empty((0, 0), np.int32), np.empty(0, np.int32), [])
 
 
 @dataclass(frozen=True)
@@ -94,6 +106,7 @@ class CpuAttention:
         self._pool = Pool(0, 1)
         self._gathered = torch.empty(0, dtype=dtype)  # reused from call to call
         self._wide_tokens = 0  # keys and values that WIDE_BYTES hold
+        self._known = NOTHING
         self._at = torch.empty(0, dtype=torch.int64)  # 0, 1, ... as far as a mask has reached
         self._shown_hidden = torch.zeros((), dtype=dtype), torch.full((), float("-inf"), dtype=dtype)
         self._causal: dict[tuple[torch.dtype, int], Tensor] = {}  # masks by dtype and group
@@ -102,7 +115,7 @@ class CpuAttention:
     def allocate(self, pages: int, kv_heads: int, head_dim: int) -> CpuLayerKv:
         """Zeroed KV of one layer; the operating system backs a page when it is first written."""
         page = 2 * kv_heads * PAGE_TOKENS * head_dim  # elements
-        self._pool = Pool(pages + 1, max(1, GATHER_BYTES // (page * self._dtype.itemsize)))
+        self._pool, self._known = Pool(pages + 1, max(1, GATHER_BYTES // (page * self._dtype.itemsize))), NOTHING
         self._gathered = torch.empty(self._pool.gathered * page, dtype=self._dtype)
         self._wide_tokens = WIDE_BYTES // (2 * kv_heads * head_dim * torch.float32.itemsize)
         both = _zeros((2 * kv_heads, pages + 1, PAGE_TOKENS, head_dim), self._dtype)
@@ -114,11 +127,21 @@ class CpuAttention:
         generated = np.flatnonzero(contexts[: meta.decode_rows] > meta.prompt_len.numpy()[: meta.decode_rows])
         decodes = []
         if len(generated):
-            groups = grouped(table[generated], contexts[generated], self._pool, self._window)
+            groups = self._groups(table[generated], contexts[generated])
             decodes = [self._decode(replace(group, rows=generated[group.rows].tolist())) for group in groups]
         alone = set(generated.tolist())
         prompts = [self._prompt(meta, row) for row in range(len(contexts)) if row not in alone]
         return _Step(decodes, prompts, meta.slots[0])
+
+    def _groups(self, table: Ints, contexts: Ints) -> list[Group]:
+        """Of the rows that decode: those of the step before, as long as all rows still have the same pages."""
+        pages = (contexts - 1) // PAGE_TOKENS
+        known = self._window is None and table.shape == self._known.table.shape
+        if known and (table == self._known.table).all() and (pages == self._known.pages).all():
+            return [replace(group, seen=contexts[group.rows].tolist()) for group in self._known.groups]
+        groups = grouped(table, contexts, self._pool, self._window)
+        self._known = _Known(table, pages, groups)
+        return groups
 
     def _prompt(self, meta: AttentionMeta, row: int) -> _Prompt:
         first, last = meta.query_start[row : row + 2].tolist()
