@@ -57,7 +57,7 @@ def test_a_round_asks_every_engine_for_every_step_and_another_one_first_each_tim
     engines = {name: engine(started, name, FAST) for name in ("headrace", "vllm")}
     found = turns.measure(engines, 1)
     assert [(record.server, record.round) for record in found] == [("headrace", 1), ("vllm", 1)]
-    assert [row[0] for row in found[0].rows] == [*turns.KINDS, turns.MIXED]
+    assert [row[0] for row in found[0].rows] == [*turns.KINDS]
     assert found[0].rows[0][1:] == (2.0, 1.0, 4.0)
     assert [name for name, kind in asked if kind == "decode 1"] == ["vllm", "headrace"]
     assert [name for name, kind in asked if kind == "decode 8"] == ["headrace", "vllm"]

@@ -67,7 +67,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks.engine.peers", description=ABOUT, formatter_class=raw)
     add = parser.add_argument
     add("--peers", default="vllm,llama.cpp,transformers", metavar="NAMES", help="beside Headrace (%(default)s)")
-    add("--rounds", type=int, default=9, metavar="N", help="closed loops of each server and concurrency (%(default)s)")
+    add(
+        "--rounds",
+        type=int,
+        default=9,
+        metavar="N",
+        help="closed loops of each server and concurrency, and of steps (%(default)s)",
+    )
     add(
         "--starts",
         type=int,

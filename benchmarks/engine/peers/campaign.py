@@ -162,19 +162,21 @@ class Campaign:
         ]
         return sum(self.prompts.words(seed, 8)[:LEAK_CHARACTERS] in text for seed in seeds)
 
+    def _inside(self) -> list[str]:
+        """Servers whose steps can be measured in process."""
+        return [name for name in turns.INSIDE if name in self.settings.servers and name not in self.failed]
+
     def _rounds_of_steps(self) -> list[int]:
         """Those that are missing."""
-        names = [name for name in turns.INSIDE if name in self.settings.servers and name not in self.failed]
-        wanted = range(self.settings.rounds if "steps" in self.parts else 0)
+        names, wanted = self._inside(), range(self.settings.rounds if "steps" in self.parts else 0)
         return [number for number in wanted if not all(self.store.has("steps", name, str(number)) for name in names)]
 
     def _steps(self) -> None:
         missing = self._rounds_of_steps()
-        names = [name for name in turns.INSIDE if name in self.settings.servers and name not in self.failed]
         if not missing:
             return
         try:
-            with turns.engines(self.setup, names, self.logs) as engines:
+            with turns.engines(self.setup, self._inside(), self.logs) as engines:
                 for number in missing:
                     if self._late():
                         return

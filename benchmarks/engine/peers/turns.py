@@ -23,8 +23,11 @@ from benchmarks.engine.peers.records import Steps
 from benchmarks.engine.peers.servers import HEADRACE, ROOT, SERVERS, Setup, clean_environment, stop
 
 INSIDE = (HEADRACE, "vllm")  # whose steps can be measured without a server
-KINDS = ("decode 1", "decode 8", "decode 16", "decode 32", "prefill 128", "prefill 512", "prefill 2000")
-MIXED = "decode 15 + prefill 128"
+KINDS = (
+    *("decode 1", "decode 8", "decode 16", "decode 32"),
+    *("prefill 128", "prefill 512", "prefill 2000"),
+    "decode 15 + prefill 128",
+)
 Row = tuple[str, float, float, float]
 
 
@@ -104,7 +107,7 @@ def measure(engines: dict[str, Engine], number: int) -> list[Steps]:
     """One round of all kinds of steps. Raises Ended."""
     rows: dict[str, list[Row]] = {name: [] for name in engines}
     say(f"measuring steps inside one process, round {number + 1}")
-    for at, kind in enumerate((*KINDS, MIXED)):
+    for at, kind in enumerate(KINDS):
         for name in plan.turned(list(engines), number + at):
             rows[name].append(engines[name].ask(kind))
     return [Steps(server=name, round=number, rows=found) for name, found in rows.items()]

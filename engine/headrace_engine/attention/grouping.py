@@ -4,7 +4,7 @@ A row whose pages are neighbours is a plain matrix inside a KV head. Rows whose 
 one view with a stride, read in place; rows on scattered pages are copied together. What a row of a group does not see
 is hidden by a mask. Rows of one group have page counts between two powers of two, so that about half of what is
 computed is hidden at most. How much a call covers beyond a row's end never changes what the row gives: the kernel takes
-512 tokens at a time, up to 256 in one way, and beyond so many that they follow from the row alone (`covered`).
+512 tokens at a time; up to 256 it sums in one order whatever it covers, beyond that the row alone tells (`covered`).
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class RmsNorm:
     """x / rms(x) * weight over the last dimension, computed in fp32.
 
     With n the Euclidean norm of x and s its size: sqrt(n² / s + eps) = hypot(n, sqrt(s eps)) / sqrt(s), and the root of
-    s is part of the weight. These few operations take half the time of torch's own, which is made of more.
+    s is part of the weight. These few operations take about four fifths of the time of torch's own, made of more.
     """
 
     def __init__(self, weight: Tensor, eps: float):
@@ -74,14 +74,11 @@ class RmsNorm:
         self._least = torch.tensor([math.sqrt(size * eps)])
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.mul(self._unit(x.float()), self._weight, out=torch.empty_like(x))
+        return self.wide(x.float()).to(x.dtype)
 
     def wide(self, x: Tensor) -> Tensor:
         """fp32 to fp32."""
-        return self._unit(x).mul_(self._weight)
-
-    def _unit(self, x: Tensor) -> Tensor:
-        return x / torch.linalg.vector_norm(x, 2, -1, True).hypot_(self._least)
+        return (x / torch.linalg.vector_norm(x, 2, -1, True).hypot_(self._least)).mul_(self._weight)
 
 
 class Linear:
