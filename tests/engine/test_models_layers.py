@@ -33,7 +33,7 @@ def test_a_row_of_a_product_is_the_same_to_the_bit_in_any_company(kind: str, inn
 
 
 def test_a_row_of_a_norm_is_the_same_to_the_bit_in_any_company() -> None:
-    norm, x = RmsNorm(torch.randn(768), 1e-6), torch.randn(ROWS, 768).bfloat16()
+    norm, x = RmsNorm(torch.randn(768).bfloat16(), 1e-6), torch.randn(ROWS, 768).bfloat16()
     whole = norm(x)
     for count in (1, 2, 7):
         for first in range(0, ROWS - count + 1, count):

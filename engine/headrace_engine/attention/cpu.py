@@ -19,6 +19,7 @@ from torch import Tensor
 
 from headrace_engine.attention.base import AttentionMeta, LayerKv
 from headrace_engine.attention.grouping import Group, Ints, Pool, covered, grouped
+from headrace_engine.kernels.cpu import Scatter
 from headrace_wire.protocol import PAGE_TOKENS
 
 LINE = 64  # bytes of a cache line
@@ -110,6 +111,7 @@ class CpuAttention:
         self._at = torch.empty(0, dtype=torch.int64)  # 0, 1, ... as far as a mask has reached
         self._shown_hidden = torch.zeros((), dtype=dtype), torch.full((), float("-inf"), dtype=dtype)
         self._causal: dict[tuple[torch.dtype, int], Tensor] = {}  # masks by dtype and group
+        self._scatter = Scatter()
         self.layout = "cpu-head-major-64"
 
     def allocate(self, pages: int, kv_heads: int, head_dim: int) -> CpuLayerKv:
@@ -186,8 +188,11 @@ class CpuAttention:
             raise TypeError(f"KV of another backend: {type(kv).__name__}")
         (tokens, all_heads, dim), kv_heads = qkv.shape, len(kv.k)
         heads = all_heads - 2 * kv_heads
-        q, new = qkv.split((heads, 2 * kv_heads), 1)
-        kv.lines.index_copy_(1, step.slots, new.transpose(0, 1))
+        if qkv.dtype is torch.bfloat16:
+            self._scatter(qkv, heads, step.slots, kv.lines)
+        else:
+            kv.lines.index_copy_(1, step.slots, qkv[:, heads:].transpose(0, 1))
+        q = qkv[:, :heads]
         # Query heads that share a KV head become rows of one matrix: [tokens, kv_heads, group, D].
         q = q.view(tokens, kv_heads, -1, dim)
         if len(step.decodes) == 1 and not step.prompts and isinstance(step.decodes[0].rows, slice):

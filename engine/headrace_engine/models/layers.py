@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace_engine.attention.base import Attention, LayerKv
+from headrace_engine.kernels import cpu
 from headrace_engine.models.config import DecoderConfig
 from headrace_engine.models.loader import Weights
 
@@ -31,54 +32,52 @@ class Parallel:
             raise ValueError(f"one rank is supported, got tp={self.tp} pp={self.pp} ep={self.ep}")
 
 
-@dataclass(frozen=True)
-class Rotation:
-    """The step's positions as turns of a circle, complex64 [tokens, 1, D / 2]."""
-
-    turns: Tensor
-
-    def apply(self, x: Tensor) -> None:
-        """Rotate fp32 [tokens, heads, D] in place: dimension 2 i is paired with 2 i + 1 (`paired`)."""
-        torch.view_as_complex(x.view(*x.shape[:2], -1, 2)).mul_(self.turns)
-
-
 class Rotary:
     """Rotations by position. They are computed anew for each step: a table would be as long as the longest context."""
 
     def __init__(self, config: DecoderConfig):
         self._frequencies = torch.tensor(config.rope.frequencies(config.shape.head_dim), dtype=torch.float32)
 
-    def at(self, positions: Tensor) -> Rotation:
-        """Of positions int64 [tokens]."""
+    def at(self, positions: Tensor) -> Tensor:
+        """Cosines and sines, fp32 [tokens, 2, D / 2], of positions int64 [tokens]."""
         angles = torch.outer(positions.float(), self._frequencies)
-        return Rotation(torch.complex(angles.cos(), angles.sin()).unsqueeze(1))
-
-
-def paired(heads: int, dim: int) -> Tensor:
-    """Checkpoints rotate dimension i of a head with i + dim / 2. The order, int64 [heads * dim], that puts them beside
-    each other, so that a rotation is one complex product. Queries and keys in the same order have the same products."""
-    return torch.arange(heads * dim).view(heads, 2, dim // 2).transpose(1, 2).reshape(-1)
+        return torch.stack((angles.cos(), angles.sin()), 1)
 
 
 class RmsNorm:
-    """x / rms(x) * weight over the last dimension, computed in fp32.
-
-    With n the Euclidean norm of x and s its size: sqrt(n² / s + eps) = hypot(n, sqrt(s eps)) / sqrt(s), and the root of
-    s is part of the weight. These few operations take about four fifths of the time of torch's own, made of more.
-    """
+    """x / rms(x) * weight over the last dimension, computed in fp32."""
 
     def __init__(self, weight: Tensor, eps: float):
         """`weight` [size] or, for heads that have their own, [heads, size]."""
-        size = weight.shape[-1]
-        self._weight = weight.to(torch.float32, copy=True).mul_(math.sqrt(size))
-        self._least = torch.tensor([math.sqrt(size * eps)])
+        self.weight, self.eps = weight, eps
+        self._call = cpu.Norm(weight, eps) if weight.dtype is torch.bfloat16 and weight.dim() == 1 else self._plain
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.wide(x.float()).to(x.dtype)
+        return self._call(x)
 
-    def wide(self, x: Tensor) -> Tensor:
-        """fp32 to fp32."""
-        return (x / torch.linalg.vector_norm(x, 2, -1, True).hypot_(self._least)).mul_(self._weight)
+    def _plain(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], None, self.eps).mul_(self.weight)
+
+
+class HeadRotation:
+    """Norms the heads of queries and keys, if the model does, and rotates dimension i with i + D / 2."""
+
+    def __init__(self, heads: int, dim: int, norm: RmsNorm | None, dtype: torch.dtype):
+        """`norm`: with a weight [heads, dim]."""
+        self._heads, self._dim, self._norm = heads, dim, norm
+        self._call: Callable[[Tensor, Tensor], None] = self._plain
+        if dtype is torch.bfloat16:
+            self._call = cpu.Rotate(heads, dim) if norm is None else cpu.NormRotate(norm.weight, norm.eps)
+
+    def __call__(self, qkv: Tensor, rotation: Tensor) -> None:
+        """qkv [tokens, at least heads * dim], in place; `rotation` as `Rotary` gives it."""
+        self._call(qkv, rotation)
+
+    def _plain(self, qkv: Tensor, rotation: Tensor) -> None:
+        heads = qkv.view(len(qkv), -1, self._dim)[:, : self._heads]
+        cos, sin = rotation.unsqueeze(2).unbind(1)
+        a, b = (heads if self._norm is None else self._norm(heads)).chunk(2, -1)
+        heads.copy_(torch.cat((a * cos - b * sin, b * cos + a * sin), -1))
 
 
 class Linear:
@@ -145,15 +144,10 @@ def _packs_bfloat16() -> bool:
     return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def stacked(
-    weights: Weights, names: list[str], outs: list[int], size: int, bias: bool, order: Tensor | None = None
-) -> Linear:
-    """One Linear of several projections of the same input: `names` without their suffix, `outs` their sizes; `order`:
-    in which their outputs come, int64 [sum of outs]."""
+def stacked(weights: Weights, names: list[str], outs: list[int], size: int, bias: bool) -> Linear:
+    """One Linear of several projections of the same input: `names` without their suffix, `outs` their sizes."""
     matrix = torch.cat([weights.get(f"{name}.weight", out, size) for name, out in zip(names, outs, strict=True)])
     added = torch.cat([weights.get(f"{n}.bias", out) for n, out in zip(names, outs, strict=True)]) if bias else None
-    if order is not None:
-        matrix, added = matrix[order], added if added is None else added[order]
     return Linear(matrix, added)
 
 
@@ -182,29 +176,24 @@ class AttentionBlock:
         q, kv = self._heads * self._dim, self._kv_heads * self._dim
         names = [f"{prefix}.{name}_proj" for name in "qkv"]
         turned = self._heads + self._kv_heads
-        order = torch.cat((paired(turned, self._dim), torch.arange(q + kv, q + 2 * kv)))
-        self._qkv = stacked(weights, names, [q, kv, kv], shape.hidden, shape.attention_bias, order)
+        self._qkv = stacked(weights, names, [q, kv, kv], shape.hidden, shape.attention_bias)
         self._out = stacked(weights, [f"{prefix}.o_proj"], [shape.hidden], q, shape.output_bias)
-        self._norm: RmsNorm | None = None
+        norm = None
         if shape.qk_norm:
             q_norm = weights.get(f"{prefix}.q_norm.weight", self._dim).expand(self._heads, -1)
             k_norm = weights.get(f"{prefix}.k_norm.weight", self._dim).expand(self._kv_heads, -1)
-            joined = torch.cat((q_norm, k_norm)).reshape(-1)[paired(turned, self._dim)]
-            self._norm = RmsNorm(joined.view(turned, self._dim), config.norm_eps)
+            norm = RmsNorm(torch.cat((q_norm, k_norm)), config.norm_eps)
+        self._rotate = HeadRotation(turned, self._dim, norm, weights.dtype)
 
     def __call__(
-        self, x: Tensor, residual: Tensor, rotation: Rotation, attention: Attention, kv: LayerKv, step: Any
+        self, x: Tensor, residual: Tensor, rotation: Tensor, attention: Attention, kv: LayerKv, step: Any
     ) -> Tensor:
         """x, residual [tokens, hidden]; their sum after the block."""
         tokens = x.shape[0]
-        qkv = self._qkv(x).view(tokens, -1, self._dim)
-        rotated = qkv[:, : self._heads + self._kv_heads]
-        wide = rotated.float()
-        if self._norm is not None:
-            wide = self._norm.wide(wide)
-        rotation.apply(wide)
-        rotated.copy_(wide)
-        return self._out.plus(attention.run(qkv, kv, step).view(tokens, -1), residual)
+        qkv = self._qkv(x)
+        self._rotate(qkv, rotation)
+        attended = attention.run(qkv.view(tokens, -1, self._dim), kv, step)
+        return self._out.plus(attended.view(tokens, -1), residual)
 
 
 class DecoderLayer:
@@ -217,6 +206,6 @@ class DecoderLayer:
         self._post_norm = RmsNorm(weights.get(f"{prefix}.post_attention_layernorm.weight", hidden), config.norm_eps)
         self._mlp = Mlp(weights, f"{prefix}.mlp", config, parallel)
 
-    def __call__(self, x: Tensor, rotation: Rotation, attention: Attention, kv: LayerKv, step: Any) -> Tensor:
+    def __call__(self, x: Tensor, rotation: Tensor, attention: Attention, kv: LayerKv, step: Any) -> Tensor:
         x = self._attention(self._input_norm(x), x, rotation, attention, kv, step)
         return self._mlp(self._post_norm(x), x)

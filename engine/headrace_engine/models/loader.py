@@ -25,7 +25,7 @@ class Weights:
     def __init__(self, folder: Path, dtype: torch.dtype):
         """Raises StartError naming the file that is missing or broken."""
         self._folder = folder
-        self._dtype = dtype
+        self.dtype = dtype
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
         self._where = self._locate()
@@ -54,7 +54,7 @@ class Weights:
         if tuple(tensor.shape) != shape:
             message = f"{file}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}"
             raise StartError("ModelInvalid", message, file)
-        return tensor.to(self._dtype)
+        return tensor.to(self.dtype)
 
     @property
     def _sharded(self) -> bool:

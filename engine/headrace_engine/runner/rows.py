@@ -73,29 +73,31 @@ class Batch:
 def build(steps: list[RowStep], rows: dict[int, Row]) -> Batch:
     """Tensors of a step; `steps` has rows with one token first."""
     held = [rows[step.row] for step in steps]
-    counts = np.array([step.count for step in steps], np.int32)
-    starts = np.array([step.start for step in steps], np.int32)
-    query_start = np.zeros(len(steps) + 1, np.int32)
-    np.cumsum(counts, out=query_start[1:])
-    total = int(query_start[-1])
-    # Position of token t of row r: start of r + t - first token of r.
-    positions = np.arange(total, dtype=np.int64) + np.repeat(starts - query_start[:-1], counts)
-    contexts = starts + counts
+    starts = np.array([step.start for step in steps], np.int64)
+    if steps[-1].count == 1:
+        query_start, positions, contexts = np.arange(len(steps) + 1, dtype=np.int32), starts, starts + 1
+        row_of, singles, longest = query_start[:-1], len(steps), 1
+    else:
+        counts = np.array([step.count for step in steps], np.int64)
+        query_start = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
+        # Position of token t of row r: start of r + t - first token of r.
+        positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], counts)
+        contexts, row_of = starts + counts, np.repeat(np.arange(len(steps)), counts)
+        singles, longest = int((counts == 1).sum()), int(counts.max())
     table = _table(held, contexts)
-    row_of = np.repeat(np.arange(len(steps)), counts)
-    slots = table[row_of, positions // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS + positions % PAGE_TOKENS
+    page, offset = np.divmod(positions, PAGE_TOKENS)
     meta = AttentionMeta(
-        decode_rows=int((counts == 1).sum()),
+        decode_rows=singles,
         query_start=torch.from_numpy(query_start),
-        context_len=torch.from_numpy(contexts),
-        prompt_len=torch.tensor([row.prompt for row in held], dtype=torch.int32),
+        context_len=torch.from_numpy(contexts.astype(np.int32)),
+        prompt_len=torch.from_numpy(np.array([row.prompt for row in held], np.int32)),
         logit_rows=torch.from_numpy(_logit_rows(steps, held, query_start)),
         pages=[torch.from_numpy(table)],
-        slots=[torch.from_numpy(slots)],
-        max_query=int(counts.max()),
+        slots=[torch.from_numpy(table[row_of, page] * np.int64(PAGE_TOKENS) + offset)],
+        max_query=longest,
         max_context=int(contexts.max()),
     )
-    return Batch(torch.from_numpy(_tokens(steps, held)), torch.from_numpy(positions), meta)
+    return Batch(torch.from_numpy(_tokens(steps, held, singles)), torch.from_numpy(positions), meta)
 
 
 def _logit_rows(steps: list[RowStep], held: list[Row], query_start: Ints) -> npt.NDArray[np.int64]:
@@ -110,20 +112,24 @@ def _logit_rows(steps: list[RowStep], held: list[Row], query_start: Ints) -> npt
     return np.array(wanted, np.int64)
 
 
-def _tokens(steps: list[RowStep], held: list[Row]) -> npt.NDArray[np.int64]:
-    """The new tokens; the single ones of rows that decode come first."""
-    singles = [row.tokens[step.start] for step, row in zip(steps, held, strict=True) if step.count == 1]
-    rest = zip(steps[len(singles) :], held[len(singles) :], strict=True)
-    chunks = [row.tokens[step.start : step.start + step.count] for step, row in rest]
-    return np.concatenate((np.array(singles, np.int64), *chunks))
-
-
-def _table(held: list[Row], contexts: Ints) -> Ints:
-    """Block tables of the rows as far as the step's context goes, filled with the dummy page."""
-    used = (contexts + PAGE_TOKENS - 1) // PAGE_TOKENS
-    columns = np.arange(int(used.max()))
-    table = np.zeros((len(held), len(columns)), np.int32)
-    table[columns < used[:, None]] = np.concatenate(
-        [row.pages[:count] for row, count in zip(held, used.tolist(), strict=True)]
+def _tokens(steps: list[RowStep], held: list[Row], singles: int) -> npt.NDArray[np.int64]:
+    """The new tokens; those of the `singles` rows that decode come first."""
+    ones = np.array(
+        [row.tokens[step.start] for step, row in zip(steps[:singles], held[:singles], strict=True)], np.int64
     )
+    if singles == len(steps):
+        return ones
+    rest = zip(steps[singles:], held[singles:], strict=True)
+    return np.concatenate((ones, *(row.tokens[step.start : step.start + step.count] for step, row in rest)))
+
+
+def _table(held: list[Row], contexts: npt.NDArray[np.int64]) -> Ints:
+    """Block tables of the rows as far as the step's context goes, filled with the dummy page."""
+    used = -(-contexts // PAGE_TOKENS)
+    most = int(used.max())
+    pages = [row.pages[:count] for row, count in zip(held, used.tolist(), strict=True)]
+    if len(pages) == 1:
+        return pages[0][None].copy()
+    table = np.zeros((len(held), most), np.int32)
+    table[np.arange(most) < used[:, None]] = np.concatenate(pages)
     return table

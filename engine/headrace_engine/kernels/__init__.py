@@ -1,0 +1,1 @@
+"""Operations that torch has no single call for, compiled for the processor at hand."""
