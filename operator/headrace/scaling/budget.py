@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.scaling.signals import Goodput
 
-LEAST_PRICE, MOST_PRICE = 1.0, 300.0
+LEAST_PRICE, MOST_PRICE = 1.5, 300.0
 SPENT = 0.9  # of the requests that may be late, from where the price rises
 PACE_UP, PACE_DOWN = 2.0, 3.0  # growth of the price's logarithm with a usual minute's requests late, beyond those
 LEAST_OFFERED = 10  # requests that say something
