@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from headrace.api.quantities import show_count
-from headrace.scaling.context import Context
+from headrace.scaling.context import SHORT_COLD_S, Context
 from headrace.scaling.load import BIN_S
 from headrace.scaling.rehearsal import expected_rate, replicas
 from headrace.scaling.signals import queue_ages
@@ -21,7 +21,6 @@ SETTLE_S = 5.0  # a queue must have aged so long, beside free slots, before one 
 SUSTAINED_S = 10.0  # over which requests in flight and waiting are what goes on, not a burst
 PRESENT_S = 60.0  # over which the load is what there is at present
 NOTICED = 0.1  # of the time that a request may wait, by which a queue must grow during a cold start to be overload
-SHORT_COLD_S = 30.0  # with a shorter cold start new replicas save what waits now
 COLD_ROUNDS = 4  # times that a starting replica may turn over its slots before the queue is worth another
 FULL_PERCENT = 80  # of the slots in use, from where the batch itself may be what makes requests late
 

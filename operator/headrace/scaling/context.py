@@ -7,17 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from headrace.scaling.budget import Spending, bad, price_after
+from headrace.scaling.budget import LEAST_PRICE, Spending, bad, price_after
 from headrace.scaling.capacity import Capacity
 from headrace.scaling.load import BIN_S
 from headrace.scaling.measured import by_step_times
-from headrace.scaling.rehearsal import Choice, Plant, Setting, choose, first_setting, unavoidable
+from headrace.scaling.rehearsal import BUDGET_S, Choice, Plant, Setting, choose, first_setting, unavoidable
 from headrace.scaling.signals import Goodput, goodput, queue_ages
 from headrace.scaling.types import ClassPolicy, Memory, Policy, Replicas, Sample
 from headrace.scaling.window import FLOW_S, Window
 
 CHOOSE_S = 60.0  # between two choices of the way to forecast
 WORSE = 2.0  # times what was foreseen, from where the forecast is not trusted alone
+SHORT_COLD_S = 30.0  # with no longer a cold start new replicas save what waits now
+SURGES = 0.001  # of the load, that comes too late whatever the way, from where a load is not taken for an even one
 STUCK_COLD_STARTS = 2.0  # after which a replica that is not ready is not counted on
 MOST_REPLICAS = 1_000_000
 MOST_SECONDS = 86_400.0
@@ -156,6 +158,15 @@ class Context:
     def spared(self) -> list[float]:
         """What no way to size the fleet would have saved, in replica-bins, by bin after the first cold start."""
         return [] if self.plant is None else unavoidable(self.remembered, self.plant)
+
+    @property
+    def at_ease(self) -> bool:
+        """The objective is exceeded, by a load that was long enough seen to be an even one, and a replica that turned
+        out to be missing would soon be there."""
+        plant, load = self.plant, self.remembered
+        if plant is None or self.price > LEAST_PRICE or plant.cold_start_s > SHORT_COLD_S:
+            return False
+        return len(load) * BIN_S >= BUDGET_S and sum(self.spared) <= SURGES * sum(load) / plant.capacity
 
     def _spared_last(self, span_s: float) -> float:
         """Requests of the last seconds that nothing would have saved: all of them within the first cold start."""

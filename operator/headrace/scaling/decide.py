@@ -52,6 +52,7 @@ _ORDERS = {"schedule": Reason.SCHEDULE, "override": Reason.OVERRIDE}
 _UPWARD = (FLOOR, FROM_ZERO, FORECAST, QUEUE_AGE, GOODPUT)
 _FORGET_REFUSAL_S = 3600.0
 _FILL_LESS, _FILL_AGAIN, _LEAST_FILL = 0.85, 1.005, 0.5  # at a step up for goodput; each minute; never less
+_FILL_MORE, _MOST_FILL = 1.01, 1.1  # each minute at ease; never more
 _OWN_CHANGE_S = 30.0  # a change that Kubernetes shows so soon after ours is ours
 
 
@@ -229,8 +230,9 @@ def _watch_room(memory: Memory, replicas: Replicas, now: float) -> Memory:
 def _remember(context: Context, replicas: int, winner: Candidate) -> Memory:
     memory, now, current = context.memory, context.now, context.replicas.current
     if context.chooses:
-        fill = min(1.0, memory.fill * _FILL_AGAIN)
-        memory = msgspec.structs.replace(memory, choice=context.choice, price=context.price, chosen_at=now, fill=fill)
+        memory = msgspec.structs.replace(
+            memory, choice=context.choice, price=context.price, chosen_at=now, fill=_fill(context)
+        )
     if winner.name == ROOM and replicas < current:
         tries = 1 if memory.refused is None else memory.refused.tries + 1
         wait = min(context.policy.retry_growth_max_s, context.policy.retry_growth_s * 2.0 ** min(tries - 1, 16))
@@ -245,6 +247,15 @@ def _remember(context: Context, replicas: int, winner: Candidate) -> Memory:
         settled = now if _settles(context, winner) else memory.settled_at
         return msgspec.structs.replace(memory, down_at=now, settled_at=settled)
     return memory
+
+
+def _fill(context: Context) -> float:
+    """Of what a replica takes, what it is given from now on. What was learned is careful: full replicas are seen when
+    requests are heavy. So while all is well it is tried whether a replica takes more."""
+    fill = context.memory.fill
+    if fill < 1.0:
+        return min(1.0, fill * _FILL_AGAIN)
+    return min(_MOST_FILL, fill * _FILL_MORE) if context.at_ease else 1.0
 
 
 def _settles(context: Context, winner: Candidate) -> bool:
