@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.scaling import Decision, Memory, Policy, Reason, Replicas, decide
 from headrace.scaling.budget import LEAST_PRICE
-from headrace.scaling.capacity import Block, capacity
+from headrace.scaling.capacity import Block, Capacity, capacity
 from headrace.scaling.load import BIN_S, BINS, HOLE_S, Load, LoadState, Seen
 from headrace.scaling.record import Ring, replay
 from headrace.scaling.rehearsal import FIRST_PRICE, Choice, Plant, Setting, choose, expected_rate, replicas
@@ -342,27 +342,43 @@ def test_full_batches_that_are_late_get_smaller() -> None:
     assert fleet.history[-600:].count(4) >= 500
 
 
-@pytest.mark.parametrize(("cold_start_s", "most"), [(30.0, 1.1), (31.0, 1.0)], ids=["soon-there", "not-soon-there"])
-def test_while_all_is_well_a_replica_is_given_more_than_was_learned_if_another_is_soon_there(
-    cold_start_s: float, most: float
+def step_times_say(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
+    """The engines' step times give a replica so many times what service teaches, which is believed."""
+    told = Capacity(times * TAKES, "by step times", False)
+    monkeypatch.setattr("headrace.scaling.context.by_step_times", lambda *_: told)
+    monkeypatch.setattr("headrace.scaling.load.anchored", lambda _profile, _blocks, service: service)
+
+
+@pytest.mark.parametrize(
+    ("cold_start_s", "times", "most"),
+    [(30.0, 1.2, 1.15), (31.0, 1.2, 1.0), (30.0, 1.0, 1.0)],
+    ids=["soon-there", "not-soon-there", "step-times-agree"],
+)
+def test_while_all_is_well_a_replica_is_given_more_than_service_taught(
+    monkeypatch: pytest.MonkeyPatch, cold_start_s: float, times: float, most: float
 ) -> None:
+    step_times_say(monkeypatch, times)
     fleet = Fleet(3, cold_start_s)
     fleet.run(840, 2.7 * TAKES)
     assert fleet.memory.fill == 1.0, "a quarter of an hour is not over"
-    fleet.run(1500, 2.7 * TAKES)
+    fleet.run(1200, 2.7 * TAKES)
     assert fleet.memory.fill == most
     fleet.late = 0.2
     fleet.run(61, 2.7 * TAKES)
     assert fleet.memory.fill <= 1.0, "given back at the first minute that is late"
 
 
-def test_a_load_with_a_surge_that_nothing_saves_is_given_no_more_than_was_learned() -> None:
+@pytest.mark.parametrize(("surge", "fill"), [(14.0, 1.0), (1.5, 1.15)], ids=["surge", "none"])
+def test_a_load_with_a_surge_that_nothing_saves_is_given_no_more_than_was_learned(
+    monkeypatch: pytest.MonkeyPatch, surge: float, fill: float
+) -> None:
+    step_times_say(monkeypatch, 1.2)
     fleet = Fleet(3)
     fleet.run(480, 1.5 * TAKES)
-    fleet.run(10, 14.0 * TAKES)
-    fleet.run(1200, 1.5 * TAKES)
+    fleet.run(10, surge * TAKES)
+    fleet.run(1250, 1.5 * TAKES)
     assert fleet.memory.price == LEAST_PRICE, "all is well again"
-    assert fleet.memory.fill == 1.0
+    assert fleet.memory.fill == fill
 
 
 def test_engines_that_are_late_without_load_are_ill_and_get_no_help() -> None:

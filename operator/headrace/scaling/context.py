@@ -19,6 +19,7 @@ from headrace.scaling.window import FLOW_S, Window
 CHOOSE_S = 60.0  # between two choices of the way to forecast
 WORSE = 2.0  # times what was foreseen, from where the forecast is not trusted alone
 SHORT_COLD_S = 30.0  # with no longer a cold start new replicas save what waits now
+HUMBLED = 0.99  # of what the step times say, up to where service taught something else
 SURGES = 0.001  # of the load, that comes too late whatever the way, from where a load is not taken for an even one
 STUCK_COLD_STARTS = 2.0  # after which a replica that is not ready is not counted on
 MOST_REPLICAS = 1_000_000
@@ -161,10 +162,14 @@ class Context:
 
     @property
     def at_ease(self) -> bool:
-        """The objective is exceeded, by a load that was long enough seen to be an even one, and a replica that turned
-        out to be missing would soon be there."""
+        """The objective is exceeded although service taught that a replica takes less than the engines' step times say,
+        by a load that was long enough seen to be an even one; and a replica that turned out to be missing would soon
+        be there."""
         plant, load = self.plant, self.remembered
         if plant is None or self.price > LEAST_PRICE or plant.cold_start_s > SHORT_COLD_S:
+            return False
+        taught, told = self.capacity.per_second, self.profile.per_second
+        if taught is None or told is None or taught > HUMBLED * told:
             return False
         return len(load) * BIN_S >= BUDGET_S and sum(self.spared) <= SURGES * sum(load) / plant.capacity
 

@@ -52,7 +52,7 @@ _ORDERS = {"schedule": Reason.SCHEDULE, "override": Reason.OVERRIDE}
 _UPWARD = (FLOOR, FROM_ZERO, FORECAST, QUEUE_AGE, GOODPUT)
 _FORGET_REFUSAL_S = 3600.0
 _FILL_LESS, _FILL_AGAIN, _LEAST_FILL = 0.85, 1.005, 0.5  # at a step up for goodput; each minute; never less
-_FILL_MORE, _MOST_FILL = 1.01, 1.1  # each minute at ease; never more
+_FILL_MORE, _MOST_FILL = 1.02, 1.15  # each minute at ease; never more
 _OWN_CHANGE_S = 30.0  # a change that Kubernetes shows so soon after ours is ours
 
 
@@ -250,7 +250,7 @@ def _remember(context: Context, replicas: int, winner: Candidate) -> Memory:
 
 
 def _fill(context: Context) -> float:
-    """Of what a replica takes, what it is given from now on. What was learned is careful: full replicas are seen when
+    """Of what a replica takes, what it is given from now on. Service teaches too little where replicas are full when
     requests are heavy. So while all is well it is tried whether a replica takes more."""
     fill = context.memory.fill
     if fill < 1.0:
