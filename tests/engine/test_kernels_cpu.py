@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headrace_engine.kernels import cpu
 from headrace_engine.kernels.cpu import Norm, NormRotate, Rotate, Scatter
 from headrace_engine.models.layers import HeadRotation, RmsNorm
 
@@ -119,3 +121,29 @@ def test_a_slot_that_there_is_not_is_an_error_and_nothing_is_written_there(slot:
         Scatter()(x, 0, torch.tensor([slot, 3]), out)
     assert out[:, 3].eq(1).all()
     assert int(out.count_nonzero()) == HEADS * DIM
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "no folder"])
+def test_a_cache_of_kernels_that_cannot_be_used_stops_nobody(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that was full, a write that was cut off, a file where the folder should be."""
+    folder = tmp_path / "kernels"
+    monkeypatch.setattr(cpu, "_cache_folder", lambda: str(folder))
+    monkeypatch.setattr(cpu, "_compiled", cpu._compiled.__wrapped__)
+    x, out = torch.ones(1, HEADS, DIM).bfloat16(), torch.zeros(HEADS, 2, DIM).bfloat16()
+    if damage == "no folder":
+        folder.write_bytes(b"")
+    else:
+        Scatter()
+        kept = [path for path in folder.rglob("*") if path.is_file()]
+        assert kept, "nothing was kept to damage"
+        for path in kept:
+            path.write_bytes(b"" if damage == "empty" else path.read_bytes()[:-20])
+    Scatter()(x, 0, torch.tensor([1]), out)
+    assert out[:, 1].eq(1).all()
+
+
+def test_rows_of_another_size_are_refused() -> None:
+    with pytest.raises(ValueError, match="rows of 32 for a weight of 64"):
+        Norm(torch.ones(64).bfloat16(), 1e-6)(torch.ones(2, 32).bfloat16())

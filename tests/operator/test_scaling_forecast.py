@@ -350,22 +350,30 @@ def step_times_say(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cold_start_s", "times", "most"),
-    [(30.0, 1.2, 1.15), (31.0, 1.2, 1.0), (30.0, 1.0, 1.0)],
-    ids=["soon-there", "not-soon-there", "step-times-agree"],
+    ("cold_start_s", "times", "load", "more"),
+    [(30.0, 1.2, 2.7, True), (30.0, 1.2, 2.2, True), (31.0, 1.2, 2.7, False), (30.0, 1.0, 2.7, False)],
+    ids=["soon-there", "nothing-waits", "not-soon-there", "step-times-agree"],
 )
 def test_while_all_is_well_a_replica_is_given_more_than_service_taught(
-    monkeypatch: pytest.MonkeyPatch, cold_start_s: float, times: float, most: float
+    monkeypatch: pytest.MonkeyPatch, cold_start_s: float, times: float, load: float, more: bool
 ) -> None:
     step_times_say(monkeypatch, times)
     fleet = Fleet(3, cold_start_s)
-    fleet.run(840, 2.7 * TAKES)
+    fleet.run(840, load * TAKES)
     assert fleet.memory.fill == 1.0, "a quarter of an hour is not over"
-    fleet.run(1200, 2.7 * TAKES)
-    assert fleet.memory.fill == most
+    fleet.run(200, load * TAKES)
+    assert (fleet.memory.fill > 1.0) == more
     fleet.late = 0.2
-    fleet.run(61, 2.7 * TAKES)
+    fleet.run(61, load * TAKES)
     assert fleet.memory.fill <= 1.0, "given back at the first minute that is late"
+
+
+def test_nothing_is_tried_while_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    step_times_say(monkeypatch, 1.2)
+    fleet = Fleet(3)
+    fleet.run(840, 2.7 * TAKES)
+    fleet.run(600, 0.0)
+    assert fleet.memory.fill == 1.0
 
 
 @pytest.mark.parametrize(("surge", "fill"), [(14.0, 1.0), (1.5, 1.15)], ids=["surge", "none"])

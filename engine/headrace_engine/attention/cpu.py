@@ -111,7 +111,7 @@ class CpuAttention:
         self._at = torch.empty(0, dtype=torch.int64)  # 0, 1, ... as far as a mask has reached
         self._shown_hidden = torch.zeros((), dtype=dtype), torch.full((), float("-inf"), dtype=dtype)
         self._causal: dict[tuple[torch.dtype, int], Tensor] = {}  # masks by dtype and group
-        self._scatter = Scatter()
+        self._scatter = Scatter() if dtype is torch.bfloat16 else None
         self.layout = "cpu-head-major-64"
 
     def allocate(self, pages: int, kv_heads: int, head_dim: int) -> CpuLayerKv:
@@ -188,7 +188,7 @@ class CpuAttention:
             raise TypeError(f"KV of another backend: {type(kv).__name__}")
         (tokens, all_heads, dim), kv_heads = qkv.shape, len(kv.k)
         heads = all_heads - 2 * kv_heads
-        if qkv.dtype is torch.bfloat16:
+        if self._scatter is not None and qkv.dtype is torch.bfloat16:
             self._scatter(qkv, heads, step.slots, kv.lines)
         else:
             kv.lines.index_copy_(1, step.slots, qkv[:, heads:].transpose(0, 1))

@@ -9,15 +9,22 @@ as the products around it take a hundred times as long.
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import logging
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import torch
-from numba import carray, cfunc, types
+from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
+from numba import carray, cfunc, config, types
 from numba.extending import register_jitable
 from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 BF16, F32, I64 = types.CPointer(types.uint16), types.CPointer(types.float32), types.CPointer(types.int64)
 COUNT, FLOAT = types.int64, types.float32
@@ -101,17 +108,26 @@ def _scatter(x_at: Any, slots_at: Any, out_at: Any, rows: Any, stride: Any, head
 
 @cache
 def _compiled(function: Callable[..., Any], *takes: Any, gives: Any = types.void) -> Callable[..., Any]:
-    """To be called with addresses and numbers. The code is kept beside the source, or in the user's cache, for the next
-    process, if either can be written."""
+    """Called with addresses and numbers. The code is kept in the user's cache for the next start, if it can be."""
     options = {"fastmath": {"reassoc"}, "error_model": "numpy"}  # sums in vectors; 1 / 0 is infinite
     signature = gives(*takes)
+    config.CACHE_DIR = _cache_folder()
     try:
         kernel = cfunc(signature, cache=True, **options)(function)
-    except RuntimeError:  # nowhere to keep it
+    except Exception:  # nowhere to keep it, no room, a file that is damaged: whatever there is
+        log.info("compiled kernels are not kept", exc_info=True)
         kernel = cfunc(signature, **options)(function)
     call = ctypes.PYFUNCTYPE(C_TYPES[gives], *(C_TYPES[kind] for kind in takes))(kernel.address)
     call.kernel = kernel  # type: ignore[attr-defined]  # the code lives as long as this does
     return call
+
+
+@cache
+def _cache_folder() -> str:
+    """One for each kind of CPU and each version of this file: numba's own keys do not keep two writers apart."""
+    source = hashlib.sha256(Path(__file__).read_bytes())
+    source.update(f"{numba.__version__} {get_host_cpu_name()} {get_host_cpu_features().flatten()}".encode())
+    return str(Path.home() / ".cache" / "headrace" / "kernels" / source.hexdigest()[:16])
 
 
 class Norm:
@@ -126,8 +142,11 @@ class Norm:
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.contiguous()
+        rows, size = x.shape
+        if size != self._size:
+            raise ValueError(f"rows of {size} for a weight of {self._size}")
         out = torch.empty_like(x)
-        self._call(x.data_ptr(), self._weight_at, out.data_ptr(), len(x), self._size, self._least)
+        self._call(x.data_ptr(), self._weight_at, out.data_ptr(), rows, size, self._least)
         return out
 
 

@@ -49,7 +49,7 @@ class RmsNorm:
 
     def __init__(self, weight: Tensor, eps: float):
         """`weight` [size] or, for heads that have their own, [heads, size]."""
-        self.weight, self.eps = weight, eps
+        self.weight, self.eps = weight.clone(), eps  # with a copy nothing refers to the mapped files
         self._call = cpu.Norm(weight, eps) if weight.dtype is torch.bfloat16 and weight.dim() == 1 else self._plain
 
     def __call__(self, x: Tensor) -> Tensor:

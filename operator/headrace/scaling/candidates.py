@@ -53,7 +53,8 @@ def expected(context: Context) -> Candidate:
     setting = context.setting
     rate = expected_rate(arrivals, setting, plant.cold_start_s)
     wanted = replicas(rate, setting, plant.capacity)
-    text = f"{rate:.3g} requests/s ({setting}); {each.detail}"
+    given = "" if context.memory.fill == 1.0 else f", of which it is given {context.memory.fill:.0%}"
+    text = f"{rate:.3g} requests/s ({setting}); {each.detail}{given}"
     if wanted > context.replicas.current and not any(context.arrivals[-round(PRESENT_S / BIN_S) :]):
         wanted = context.replicas.current
         text += f"; nobody asked in {PRESENT_S:.0f} s, which is no time to grow"

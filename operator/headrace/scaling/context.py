@@ -166,12 +166,20 @@ class Context:
         by a load that was long enough seen to be an even one; and a replica that turned out to be missing would soon
         be there."""
         plant, load = self.plant, self.remembered
-        if plant is None or self.price > LEAST_PRICE or plant.cold_start_s > SHORT_COLD_S:
+        if plant is None or self.price > LEAST_PRICE or plant.cold_start_s > SHORT_COLD_S or not self._good_minute:
             return False
         taught, told = self.capacity.per_second, self.profile.per_second
         if taught is None or told is None or taught > HUMBLED * told:
             return False
         return len(load) * BIN_S >= BUDGET_S and sum(self.spared) <= SURGES * sum(load) / plant.capacity
+
+    @property
+    def _good_minute(self) -> bool:
+        """Something was asked for in the last minute, and no class had more late requests than it may."""
+        minute = goodput(self.policy, self.window, self.now, CHOOSE_S)
+        asked = [c for c in self.policy.classes if minute[c.name].offered]
+        late = (bad(minute[c.name]) > (1 - c.objective_percent / 100) * minute[c.name].offered for c in asked)
+        return bool(asked) and not any(late)
 
     def _spared_last(self, span_s: float) -> float:
         """Requests of the last seconds that nothing would have saved: all of them within the first cold start."""
