@@ -2,8 +2,8 @@
 
 A step streams all weights through the caches, so that the code of what comes between is read from memory again: a norm,
 six operations in torch, takes 10 µs, but 60 after a product. Each function here computes a row on its own, in an order
-that follows from the row's size alone: what a row gives is the same to the bit beside any others. One thread does it,
-as the products around it take a hundred times as long.
+that follows from the row's size alone: what a row gives is the same to the bit beside any others. One thread does it:
+beside a few cores' products, which take a hundred times as long, that is little.
 """
 
 from __future__ import annotations
