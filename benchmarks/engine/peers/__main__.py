@@ -26,9 +26,10 @@ ABOUT = """\
 Measures the engine beside vLLM (CPU build), llama.cpp's server and `transformers serve`, on this machine, in one run.
 
 Installs the peers into environments of their own and makes a random 107M model (both kept in the cache folder,
-~/.cache/headrace/peers, or below $HEADRACE_CACHE), then starts one server at a time on loopback and loads it: closed
-loop, 128 tokens in, 64 out, new prompts in every round. Beside that: the gaps of eight streams while a long prompt
-arrives, warm and cold prefixes, Headrace's speed from small pools, steps inside one process, start-up, memory.
+~/.cache/headrace/peers, or below $HEADRACE_CACHE), then starts all servers on loopback and loads them in turn, the
+others being stopped meanwhile: closed loop, 128 tokens in, 64 out, new prompts in every round. Beside that: the gaps of
+eight streams while a long prompt arrives, warm and cold prefixes, Headrace's speed from small pools, steps inside one
+process, start-up, memory.
 
 Every result is kept at once in DIR/cells.jsonl; the same command goes on where it was stopped. DIR/report.md,
 DIR/results.json and the plots are made from it at the end, or by --report without measuring.

@@ -1,4 +1,4 @@
-"""One run: every server in its turn, each record kept as soon as it is there."""
+"""One run: all servers in turn, each record kept as soon as it is there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from collections import defaultdict
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -22,6 +23,14 @@ SAMPLED = sampling.WHAT["dso"]
 LEAK_CHARACTERS = 24  # of a prompt's beginning
 SETTLE_S = 30.0  # longest wait for other programs before a server is started
 SETTLED_CORES = 0.25
+
+
+@dataclass(frozen=True)
+class Life:
+    """A server that has been started."""
+
+    bench: cells.Bench
+    first_token_s: float  # from the start of its process
 
 
 @dataclass
@@ -44,14 +53,9 @@ class Campaign:
             say("perf is not here or may not sample: servers are not profiled, Headrace's steps are")
             self.sampled.update(self.settings.servers)
         for block in plan.blocks(self.settings):
-            if block.server in self.failed or self._late() or not self._missing(block):
-                continue
-            say(f"about {minutes(self.left())} to go")
-            try:
+            if not self._late() and self._wanted(block):
+                say(f"about {minutes(self.left())} to go")
                 self._block(block)
-            except (ServerError, cells.CellError) as error:
-                self.failed[block.server] = str(error)
-                say(f"{block.server} is left out from here on: {error}")
         for name, part in (("steps", self._steps), ("profile", self._profile), ("pool", self._pool)):
             if name in self.parts and not self._late():
                 part()
@@ -66,18 +70,23 @@ class Campaign:
         known = self._measured()
         total = 0.0
         for block in plan.blocks(self.settings):
-            if block.server not in self.failed and (missing := self._missing(block)):
+            for name, missing in self._wanted(block).items():
                 loops = [(c, cells.requests_of(c) * cells.OUTPUT_TOKENS) for part, _, c in missing if part == "load"]
-                total += plan.block_seconds(block, loops, [part for part, _, _ in missing], known)
+                total += plan.life_seconds(name, loops, [part for part, _, _ in missing], known)
         parts, store = self.parts, self.store
         total += plan.STEPS_S * len(self._rounds_of_steps())
         total += plan.PROFILE_S * ("profile" in parts and not store.has("profile", HEADRACE, "decode 16"))
         sizes = sum(not self._pool_done(pages) for pages in pool.PAGES) / len(pool.PAGES)
         return total + plan.POOL_S * sizes * ("pool" in parts)
 
-    def _missing(self, block: Block) -> list[tuple[str, int, int]]:
-        """Cells of a block: part, round, concurrency."""
-        parts, name, number = self.parts, block.server, str(block.number)
+    def _wanted(self, block: Block) -> dict[str, list[tuple[str, int, int]]]:
+        """The servers of a block that have not been measured to the end, with what is missing of each."""
+        found = {name: self._missing(name, block) for name in block.servers if name not in self.failed}
+        return {name: missing for name, missing in found.items() if missing}
+
+    def _missing(self, name: str, block: Block) -> list[tuple[str, int, int]]:
+        """Cells of a server's life: part, round, concurrency."""
+        parts, number = self.parts, str(block.number)
         missing = [
             ("load", round_, c)
             for round_ in (block.rounds if "load" in parts else ())
@@ -99,33 +108,64 @@ class Campaign:
         return {key: mean(seconds) for key, seconds in found.items()}
 
     def _block(self, block: Block) -> None:
-        """One life of a server. Raises ServerError, CellError."""
+        """One life of all servers: one is awake at a time, so that a machine whose speed drifts is as fast for all."""
+        with ExitStack() as stack:
+            lives: dict[str, Life] = {}
+            for name in self._wanted(block):
+                try:
+                    lives[name] = self._begun(name, block, stack)
+                except (ServerError, cells.CellError) as error:
+                    self._leave_out(name, error)
+            for round_ in block.rounds:
+                for at, concurrency in enumerate(self.settings.concurrency):
+                    for name in plan.turned(list(lives), round_ + at) if lives else ():
+                        if ("load", round_, concurrency) in self._missing(name, block) and not self._late():
+                            with lives[name].bench.server.awake():
+                                self._load(lives[name].bench, round_, concurrency)
+            for name, life in lives.items():
+                try:
+                    self._ended(name, block, life)
+                except cells.CellError as error:
+                    self._leave_out(name, error)
+
+    def _leave_out(self, name: str, error: Exception) -> None:
+        self.failed[name] = str(error)
+        say(f"{name} is left out from here on: {error}")
+
+    def _begun(self, name: str, block: Block, stack: ExitStack) -> Life:
+        """Started, warm and asleep. Raises ServerError, CellError."""
         settle()
-        server = SERVERS[block.server]
-        log = self.logs / f"{block.server}-{block.number}.log"
-        say(f"starting {block.server} ({server.version}), start {block.number + 1} of {self.settings.starts}")
-        with running(server, self.setup, log) as alive:
-            bench = cells.Bench(block.server, block.number, alive, self.prompts)
+        server = SERVERS[name]
+        log = self.logs / f"{name}-{block.number}.log"
+        say(f"starting {name} ({server.version}), start {block.number + 1} of {self.settings.starts}")
+        with ExitStack() as own:  # it ends here if it does not answer
+            alive = own.enter_context(running(server, self.setup, log))
+            bench = cells.Bench(name, block.number, alive, self.prompts)
             first = cells.first_token(bench)
-            say(f"{block.server} was healthy after {alive.healthy_s:.1f} s, answered after {first:.1f} s")
+            say(f"{name} was healthy after {alive.healthy_s:.1f} s, answered after {first:.1f} s")
             cells.warm_up(bench, max(self.settings.concurrency))
-            for part, round_, concurrency in self._missing(block):
-                if part == "load" and not self._late():
-                    self._load(bench, round_, concurrency)
-            resident, peak = memory(alive.pid)
-            processes = len(Reading.take(alive.pid).processes)
-            for part, _, _ in self._missing(block):
+            alive.sleep()
+            stack.push(own.pop_all())
+        return Life(bench, first)
+
+    def _ended(self, name: str, block: Block, life: Life) -> None:
+        """What is measured once in each life, and its record. Raises CellError."""
+        alive = life.bench.server
+        resident, peak = memory(alive.pid)
+        processes = len(Reading.take(alive.pid).processes)
+        with alive.awake():
+            for part, _, _ in self._missing(name, block):
                 if not self._late():
-                    self._extra(part, bench)
+                    self._extra(part, life.bench)
         start = Start(
-            server=block.server,
+            server=name,
             block=block.number,
             healthy_s=round(alive.healthy_s, 2),
-            first_token_s=round(first, 2),
+            first_token_s=round(life.first_token_s, 2),
             resident_bytes=resident,
             peak_bytes=peak,
             processes=processes,
-            leaks=self._leaks(block, log),
+            leaks=self._leaks(block, alive.log),
         )
         self.store.add(start)
 

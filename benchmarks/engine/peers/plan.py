@@ -34,11 +34,11 @@ class Settings(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Block:
-    """One life of one server."""
+    """One life of every server, beside each other."""
 
-    server: str
     number: int  # from 0
     rounds: range
+    servers: tuple[str, ...]  # in the order in which they are started
 
 
 def blocks(settings: Settings) -> list[Block]:
@@ -47,12 +47,13 @@ def blocks(settings: Settings) -> list[Block]:
     per_start = -(-settings.rounds // settings.starts)
     for number in range(settings.starts):
         rounds = range(number * per_start, min(settings.rounds, (number + 1) * per_start))
-        found += [Block(name, number, rounds) for name in turned(settings.servers, number) if rounds]
+        if rounds:
+            found.append(Block(number, rounds, tuple(turned(settings.servers, number))))
     return found
 
 
 def turned(servers: Sequence[str], number: int) -> list[str]:
-    """The order of servers in a block or round: another one begins each."""
+    """The order of servers in a block, or of a round's cell: another one begins each."""
     at = number % len(servers)
     return [*servers[at:], *servers[:at]]
 
@@ -66,10 +67,10 @@ def cell_seconds(server: str, concurrency: int, tokens: int, measured: Mapping[t
     return tokens / guesses[nearest]
 
 
-def block_seconds(
-    block: Block, loops: Sequence[tuple[int, int]], parts: Sequence[str], measured: Mapping[tuple[str, int], float]
+def life_seconds(
+    server: str, loops: Sequence[tuple[int, int]], parts: Sequence[str], measured: Mapping[tuple[str, int], float]
 ) -> float:
     """Seconds of one life; `loops`: concurrency and output tokens of each loop that is missing."""
-    own = sum(cell_seconds(block.server, concurrency, tokens, measured) for concurrency, tokens in loops)
+    own = sum(cell_seconds(server, concurrency, tokens, measured) for concurrency, tokens in loops)
     extra = GAP_S * ("gap" in parts) + PREFIX_S * ("prefix" in parts) + SAMPLE_S * ("profile" in parts)
-    return START_S.get(block.server, 10.0) + own + extra
+    return START_S.get(server, 10.0) + own + extra

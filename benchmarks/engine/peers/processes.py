@@ -1,10 +1,12 @@
-"""CPU time and memory of a server: its process and all its descendants, read from /proc."""
+"""CPU time, memory and signals of a server: its process and all its descendants, read from /proc."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +38,13 @@ def tree(root: int) -> list[int]:
     for pid in order:
         order.extend(sorted(parents.get(pid, [])))
     return order
+
+
+def send(root: int, number: signal.Signals) -> None:
+    """A signal to the process and its descendants; SIGSTOP and SIGCONT stop them all and let them go on."""
+    for pid in tree(root):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _role(pid: int, name: str) -> str:

@@ -71,8 +71,9 @@ def _head(result: Result) -> str:
         "# The engine beside its peers\n\n"
         f"{settings.rounds} rounds, each server started {settings.starts} times, "
         f"c = {', '.join(map(str, settings.concurrency))}; {versions}.\n"
-        "One server runs at a time, with a thread for each CPU; the client shares the CPUs. In each block of rounds "
-        "another server begins. Every round has new prompts, the same ones for all servers. Greedy; figures are "
+        "All servers of a start are loaded, and one is awake at a time (the others are stopped), with a thread for "
+        "each CPU; the client shares the CPUs. Each closed loop is run by one server right after the other, and "
+        "another one begins each time. Every round has new prompts, the same ones for all servers. Greedy; figures are "
         f"medians over rounds, with the least and the largest round in brackets.\n{left_out}\n" + table(["", ""], rows)
     )
 

@@ -1,4 +1,4 @@
-"""How each server is started, asked and stopped. One at a time, on loopback, with threads for all allowed CPUs."""
+"""How each server is started, asked and stopped: on loopback, with threads for all allowed CPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.engine.peers import install
 from benchmarks.engine.peers.client import Target
-from benchmarks.engine.peers.processes import PROC, SESSION, stat, tree
+from benchmarks.engine.peers.processes import PROC, SESSION, send, stat, tree
 
 HEADRACE = "headrace"
 NAME = "m"
@@ -158,6 +158,19 @@ class Running:
     started: float  # time.perf_counter when the process was started
     healthy_s: float
 
+    def sleep(self) -> None:
+        """It takes nothing of the machine but memory, until `awake`."""
+        send(self.pid, signal.SIGSTOP)
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """It runs, until the end."""
+        send(self.pid, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self.sleep()
+
 
 @contextmanager
 def running(server: Server, setup: Setup, log: Path, command: list[str] | None = None) -> Iterator[Running]:
@@ -192,9 +205,10 @@ def clean_environment(more: dict[str, str]) -> dict[str, str]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the parent; SIGKILL to whatever of its tree is left after STOP_S, or after it has ended."""
+    """SIGTERM to the parent, asleep or not; SIGKILL to what of its tree is left after STOP_S, or after it has ended."""
     family = tree(process.pid)
     process.terminate()
+    send(process.pid, signal.SIGCONT)
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:

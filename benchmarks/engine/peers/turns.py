@@ -7,17 +7,16 @@ each round it is asked for one kind of step after the other, each right before o
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.peers import install, plan
-from benchmarks.engine.peers.processes import tree
+from benchmarks.engine.peers.processes import send
 from benchmarks.engine.peers.progress import say
 from benchmarks.engine.peers.records import Steps
 from benchmarks.engine.peers.servers import HEADRACE, ROOT, SERVERS, Setup, clean_environment, stop
@@ -45,26 +44,19 @@ class Engine:
     def ask(self, kind: str) -> Row:
         """Its times: (kind, median ms, least ms, CPU ms). Raises Ended."""
         question, answer = self._pipes
-        self.signal(signal.SIGCONT)
+        send(self._process.pid, signal.SIGCONT)
         try:
             question.write(kind.encode() + b"\n")
             question.flush()
             what, *ms = json.loads(answer.readline())
         except (OSError, ValueError) as error:
             raise Ended(f"{self.name}'s steps could not be measured (exit {self._process.poll()})") from error
-        self.signal(signal.SIGSTOP)
+        send(self._process.pid, signal.SIGSTOP)
         middle, least, cpu = map(float, ms)
         return str(what), middle, least, cpu
 
-    def signal(self, number: signal.Signals) -> None:
-        """To the process and its descendants."""
-        for pid in tree(self._process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-
     def close(self) -> None:
         """End it."""
-        self.signal(signal.SIGCONT)
         stop(self._process)
 
     @property
