@@ -199,7 +199,6 @@ def test_a_dead_core_ends_the_process_within_two_seconds(open_requests: int) -> 
         engine.app.generate.open = open_requests
         running = asyncio.create_task(engine.run(listening))
         await until(lambda: link.ready is not None, 10)
-        await asyncio.sleep(1.0)
         link.died.set()
         link.failed = messages.Failed(reason="EngineFailed", message="killed")
         died = loop.time()
