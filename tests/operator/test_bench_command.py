@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.bench import packed, profile
+from headrace.bench import builtin, profile
 from headrace.cli.main import main
 
 COLD = "5"
@@ -35,6 +35,11 @@ def run(trace: Path, output: Path, *more: str, cold: str = COLD) -> int:
     """The command on it."""
     arguments = ["--trace", str(trace), "--profile", "cpu-demo", "--cold-start", cold, "--output", str(output)]
     return main(["bench", "autoscaling", *arguments, *more])
+
+
+def changed(**fields: float) -> bytes:
+    """A profile with these fields."""
+    return json.dumps(json.loads((profile.FOLDER / "cpu-demo.json").read_text()) | fields).encode()
 
 
 def rows_of(folder: Path, model: str) -> list[dict[str, Any]]:
@@ -92,6 +97,58 @@ def test_to_resume_nothing_is_told(trace: Path, tmp_path: Path, capsys: pytest.C
     assert said not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [(("--seed", "7"), "results of --seed 1, not 7"), (("--profile", "h100-8b"), "results of --profile cpu-demo, not")],
+    ids=["seed", "profile"],
+)
+def test_what_differs_is_not_put_together(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, str], said: str
+) -> None:
+    assert run(trace, tmp_path) == 0
+    before = (tmp_path / "results.json").read_bytes()
+    assert run(trace, tmp_path, *option, "--resume") == 2
+    assert f"--resume: {tmp_path} holds {said}" in capsys.readouterr().err
+    assert (tmp_path / "results.json").read_bytes() == before
+
+
+def test_what_is_done_outlives_what_fails_later(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second trace's mean request is larger than the profile's KV."""
+    large = tmp_path / "large.csv"
+    large.write_text(trace.read_text().replace(",", ",99"))
+    large.write_text(large.read_text().replace("99ContextTokens,99Gen", "ContextTokens,Gen"))
+    assert run(trace, tmp_path / "out", "--trace", str(large)) == 2
+    assert "tokens exceed the profile's kvTokens, 65536" in capsys.readouterr().err
+    assert {row["trace"] for row in rows_of(tmp_path / "out", "fluid")} == {"mine"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--jobs", "0"), "--jobs must be at least 1"),
+        (("--trace", "a.csv,b.csv"), "a.csv,b.csv: no such file; each trace has a --trace of its own"),
+        (("--trace", "other/mine.csv"), "two traces are called mine"),
+        (("--trace", "vidur_arxiv_summarization"), "neither a file nor one of azure_llm_2023_code"),
+    ],
+    ids=["jobs", "a-list", "twice", "unknown"],
+)
+def test_options_that_make_no_sense_are_told(
+    trace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.csv").write_text(trace.read_text())
+    assert run(trace, tmp_path / "out", *options) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_results_that_cannot_be_read_are_named(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "results.json").write_text("[{")
     assert run(trace, tmp_path, "--resume") == 2
@@ -106,7 +163,7 @@ def test_help_names_what_there_is_and_needs_no_numpy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     lines = {line.strip() for line in done.stdout.splitlines()}
-    assert {*packed.names(), *profile.names()} <= lines, "one a line, to be copied"
+    assert {*builtin.loads(), *profile.names()} <= lines, "one a line, to be copied"
 
 
 @pytest.mark.parametrize(
@@ -114,8 +171,11 @@ def test_help_names_what_there_is_and_needs_no_numpy() -> None:
     [
         (None, "no such profile; write one of cpu-demo, h100-8b, or a .json file"),
         (b"{}", "Object missing required field `name`"),
+        (changed(stepSeconds=-1), "Expected `float` > 0.0 - at `$.stepSeconds`"),
+        (changed(kvTokens=0), "Expected `int` >= 1 - at `$.kvTokens`"),
+        (changed(stepSecond=1), "Object contains unknown field `stepSecond`"),
     ],
-    ids=["none", "broken"],
+    ids=["none", "broken", "negative", "no-tokens", "a-slip"],
 )
 def test_a_profile_that_is_none_is_told_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, said: str

@@ -173,7 +173,7 @@ def test_a_fitted_profile_tells_what_it_was_made_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, more: list[str], name: str, said: str
 ) -> None:
     path = tmp_path / "mine.jsonl"
-    steps = [calibrate.Step(seconds=0.01 + 0.001 * (n % 7), sequences=n % 7, kv_tokens=9 * n) for n in range(count)]
+    steps = [calibrate.Step(seconds=0.01 + 0.001 * (n % 7), sequences=1 + n % 7, kv_tokens=9 * n) for n in range(count)]
     path.write_bytes(b"\n".join(map(msgspec.json.encode, steps)))
     assert main(["bench", "calibrate", str(path), *more]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -184,13 +184,20 @@ def test_a_fitted_profile_tells_what_it_was_made_of(
 @pytest.mark.parametrize(
     ("content", "like", "said"),
     [
-        (b'{"seconds": 1}\n\n{"seconds": "x"}\n', "cpu-demo", "steps.jsonl, line 3: Expected `float`, got `str`"),
-        (b'{"seconds": 1}\n{\n', "cpu-demo", "steps.jsonl, line 2: "),
-        (b'{"seconds": 1}\n', "cpu-demo", "steps.jsonl: 1 steps are too few"),
+        (
+            b'{"seconds": 1, "sequences": 1}\n\n{"seconds": "x"}\n',
+            "cpu-demo",
+            "steps.jsonl, line 3: Expected `float`, got `str`",
+        ),
+        (b'{"seconds": 1, "sequences": 1}\n{\n', "cpu-demo", "steps.jsonl, line 2: "),
+        (b'{"seconds": 1, "sequences": 1}\n', "cpu-demo", "steps.jsonl: 1 steps are too few"),
+        (b'{"seconds": 0, "sequences": 1}\n', "cpu-demo", "steps.jsonl, line 1: Expected `float` > 0.0"),
+        (b'{"seconds": 1, "sequences": -1}\n', "cpu-demo", "steps.jsonl, line 1: Expected `int` >= 0"),
+        (b'{"seconds": 1}\n', "cpu-demo", "steps.jsonl, line 1: a step with neither sequences nor prefill"),
         (b"", "nosuch", "--like nosuch: no such profile; write one of cpu-demo, h100-8b, or a .json file"),
         (None, "cpu-demo", "steps.jsonl: No such file or directory"),
     ],
-    ids=["a-field", "no-json", "too-few", "no-profile", "no-file"],
+    ids=["a-field", "no-json", "too-few", "no-time", "negative", "no-work", "no-profile", "no-file"],
 )
 def test_calibration_says_where_the_fault_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, like: str, said: str

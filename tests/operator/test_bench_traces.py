@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.bench import arrivals, packed
+from headrace.bench import arrivals, pack, packed
 from headrace.bench.readers import TraceError, read
 from headrace.bench.trace import Lengths, Series, Trace
 
@@ -81,15 +81,38 @@ def test_lengths_alone(tmp_path: Path) -> None:
         ("a,b\n1,2\n", "unknown columns a, b"),
         (AZURE.replace("3180", "many"), "line 3: ContextTokens is 'many'"),
         (AZURE.replace("2023-11-16 18:17:04.0319600", "noon"), "line 3: TIMESTAMP 'noon' is no time"),
-        (MOONCAKE.replace('"input_length": 1300, ', ""), "line 2: KeyError"),
+        (MOONCAKE.replace('"input_length": 1300, ', ""), "line 2: Object missing required field `input_length`"),
         (MOONCAKE + "{broken", "line 4"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests"),
         (AZURE.replace("3180", "nan"), "cannot be"),
+        (AZURE.replace("3180", "1000000000"), "line 3: ContextTokens of 1e.09 cannot be"),
+        (AZURE.replace("2023-11-16 18:17:04", "1923-11-16 18:17:04"), "some: 36525 days from the first arrival"),
+        (MOONCAKE.replace('"input_length": 1300', '"input_length": -1'), "line 2: input_length of -1 cannot be"),
+        (MOONCAKE.replace('"input_length": 1300', '"input_length": Infinity'), "line 2: "),
+        (SERVEGEN + SERVEGEN.splitlines()[1] + "\n", "some: two windows start at the same time"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(TraceError, match=why):
         read(_file(tmp_path, text))
+
+
+@pytest.mark.parametrize("name", ["some.npz", "some.txt"])
+def test_a_file_of_something_else_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"\xff\xfe\0\1")
+    with pytest.raises(TraceError, match=str(path)):
+        read(path)
+
+
+def test_a_file_is_packed_where_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert pack.main([str(_file(tmp_path, AZURE))]) == 0
+    assert isinstance(read(tmp_path / "some.npz"), Trace)
+    assert pack.main(["nothing.csv"]) == 2
+    assert "nothing.csv" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", [AZURE, MOONCAKE, SERVEGEN, VIDUR], ids=["azure", "mooncake", "servegen", "vidur"])

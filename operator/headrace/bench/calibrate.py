@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -23,17 +24,21 @@ from headrace.bench.trace import Floats
 HELD_OUT = 5
 SHARES = 50  # into which steps are parted by how much longer they take than the fit gives
 ROUNDS = 3  # in which the weights settle
+DOUBTFUL_PERCENT = 50.0  # mean error
 ENOUGH = 20  # records from where some are held out
+
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One recorded step."""
 
-    seconds: float
-    between: float | None = None  # the end of the step before and its beginning; None: not known
-    sequences: int = 0  # that decoded
-    kv_tokens: int = 0  # that those held
-    prefill: tuple[tuple[int, int], ...] = ()  # tokens and context of each prompt piece
+    seconds: Annotated[float, msgspec.Meta(gt=0)]
+    between: Annotated[float, msgspec.Meta(ge=0)] | None = None  # since the end of the step before; None: not known
+    sequences: Count = 0  # that decoded
+    kv_tokens: Count = 0  # that those held
+    prefill: tuple[tuple[Count, Count], ...] = ()  # tokens and context of each prompt piece
 
     @property
     def features(self) -> tuple[float, ...]:
@@ -54,7 +59,17 @@ class Fit(msgspec.Struct, frozen=True):
     coefficients: tuple[float, float, float, float, float]
     residual_percent: float
     held_out: int  # records behind that error; 0: it is the fit's own
-    records: int  # that were usable, those held out among them
+    records: int  # those held out among them
+    told: int = 5  # coefficients that the steps can tell apart
+
+    @property
+    def doubt(self) -> str:
+        """Why the profile should not be trusted; empty: nothing is known against it."""
+        if self.told < len(self.coefficients):
+            return f"the steps tell only {self.told} of {len(self.coefficients)} coefficients apart: record more kinds"
+        if self.residual_percent > DOUBTFUL_PERCENT:
+            return f"the mean error is {self.residual_percent:.0f} %: these are not the times of one engine"
+        return ""
 
     def about(self, source: str, like: Profile) -> str:
         """What a profile of these times was made of; `source`: the name of the steps' file."""
@@ -84,15 +99,18 @@ def read(path: Path) -> list[Step]:
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if line.strip():
             try:
-                steps.append(decoder.decode(line))
+                step = decoder.decode(line)
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
+            if not step.sequences and not any(tokens for tokens, _ in step.prefill):
+                raise ValueError(f"{path}, line {number}: a step with neither sequences nor prefill")
+            steps.append(step)
     return steps
 
 
 def fit(steps: Sequence[Step]) -> Fit:
     """Raises ValueError where there are too few steps for five coefficients."""
-    usable = [step for step in whole(steps) if step.seconds > 0]
+    usable = whole(steps)
     held = [s for i, s in enumerate(usable) if i % HELD_OUT == HELD_OUT - 1] if len(usable) >= ENOUGH else []
     used = [s for i, s in enumerate(usable) if i % HELD_OUT != HELD_OUT - 1] if held else usable
     if len(used) < 5:
@@ -107,7 +125,8 @@ def fit(steps: Sequence[Step]) -> Fit:
     actual = np.array([s.seconds for s in judged])
     error = 100.0 * float(np.mean(np.abs(predicted - actual) / actual))
     step, sequence, kv, prefill, pair = (float(value) for value in found)
-    return Fit((step, sequence, kv, prefill, pair), error, len(held), len(usable))
+    told = int(np.linalg.matrix_rank(table / np.maximum(table.max(axis=0), 1e-300)))
+    return Fit((step, sequence, kv, prefill, pair), error, len(held), len(usable), told)
 
 
 def whole(steps: Sequence[Step]) -> list[Step]:
@@ -122,7 +141,7 @@ def whole(steps: Sequence[Step]) -> list[Step]:
 
 def error_percent(steps: Sequence[Step], profile: Profile) -> float:
     """Mean error of a profile on steps that it was not fitted to."""
-    judged = [step for step in whole(steps) if step.seconds > 0]
+    judged = whole(steps)
     predicted = np.array([s.features for s in judged]) @ np.array(_coefficients(profile))
     actual = np.array([s.seconds for s in judged])
     return 100.0 * float(np.mean(np.abs(predicted - actual) / actual))
@@ -165,7 +184,7 @@ def stretch(steps: Sequence[Step], profile: Profile) -> float:
 def scatter(steps: Sequence[Step], profile: Profile) -> tuple[float, ...]:
     """Steps' times over those that the profile gives, rising: the means of equal shares of the steps, so that the mean
     of these is that of all."""
-    judged = [step for step in whole(steps) if step.seconds > 0]
+    judged = whole(steps)
     ratios = np.array([s.seconds for s in judged]) / (
         np.array([s.features for s in judged]) @ np.array(_coefficients(profile))
     )

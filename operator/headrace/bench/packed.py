@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -48,8 +49,8 @@ def load(path: Path) -> AnyTrace:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except ValueError as error:
-        raise TraceError(f"{path}: {error}") from error
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise TraceError(f"{path}: not a packed trace: {error}") from error
     name = path.stem
     if "rate" in arrays:
         window, gaps = arrays["window"]

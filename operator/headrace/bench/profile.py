@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -25,27 +26,30 @@ FOLDER = builtin.PROFILES
 STEPS = 1000  # that an engine's fit is said to rest on
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=60)]
+Ratio = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """One engine on one kind of accelerator. Times in seconds."""
 
     name: str
     about: str = ""
-    step_seconds: float
-    per_sequence_seconds: float
-    per_kv_token_seconds: float
-    per_prefill_token_seconds: float
-    per_prefill_pair_seconds: float = 0.0
-    kv_tokens: int
-    page_tokens: int = 64
-    max_sequences: int
-    max_batch_tokens: int
-    residual_percent: float = 0.0  # mean error on held-out steps; 0 = not fitted from steps
-    prefill_stretch: float = 0.0  # beside sequences that decode, of what these alone take; 0: no such bound
-    request_seconds: float = 0.0  # of a request outside the engine's steps, on the way there and back
-    request_token_seconds: float = 0.0  # and for each of its prompt tokens
-    scatter: tuple[
-        float, ...
-    ] = ()  # ratios of steps' times to these, of equal shares of the steps; none: all are exact
+    step_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)]
+    per_sequence_seconds: Seconds
+    per_kv_token_seconds: Seconds
+    per_prefill_token_seconds: Seconds
+    per_prefill_pair_seconds: Seconds = 0.0
+    kv_tokens: Count
+    page_tokens: Count = 64
+    max_sequences: Count
+    max_batch_tokens: Count
+    residual_percent: Ratio = 0.0  # mean error on held-out steps; 0 = not fitted from steps
+    prefill_stretch: Ratio = 0.0  # beside sequences that decode, of what these alone take; 0: no such bound
+    request_seconds: Seconds = 0.0  # of a request outside the engine's steps, on the way there and back
+    request_token_seconds: Seconds = 0.0  # and for each of its prompt tokens
+    scatter: tuple[Ratio, ...] = ()  # ratios of steps' times to these, of equal shares of the steps; none: exact
 
     @property
     def step_times(self) -> StepTimes:

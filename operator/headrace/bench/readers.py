@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from headrace.bench.trace import Blocks, Lengths, Series, Trace
 
 AnyTrace = Trace | Series | Lengths
+MOST_TOKENS = 10_000_000  # of a prompt or an answer: more is an error of the file
+MOST = 1e300  # of any other number
+MOST_DAYS = 100  # from the first arrival to the last
 _FRACTION = 26  # characters of a timestamp that the ISO parser takes: six fractional digits
 
 
@@ -26,12 +29,15 @@ def read(path: Path) -> AnyTrace:
         from headrace.bench.packed import load
 
         return load(path)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        first = file.readline()
-        file.seek(0)
-        if first.lstrip().startswith("{"):
-            return _mooncake(path, file)
-        return _csv(path, file)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            if first.lstrip().startswith("{"):
+                return _mooncake(path, file)
+            return _csv(path, file)
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: no text in UTF-8") from error
 
 
 def _csv(path: Path, lines: Iterable[str]) -> AnyTrace:
@@ -56,8 +62,14 @@ def _number(place: str, row: dict[str, str], name: str) -> float:
         value = float(row[name])
     except ValueError as error:
         raise TraceError(f"{place}: {name} is {row[name]!r}, not a number") from error
-    if not 0 <= value < float("inf"):
-        raise TraceError(f"{place}: {name} of {value} cannot be")
+    return _possible(place, name, value)
+
+
+def _possible(place: str, name: str, value: float) -> float:
+    """The same number. Raises TraceError."""
+    most = MOST_TOKENS if "oken" in name or "length" in name else MOST
+    if not 0 <= value <= most:
+        raise TraceError(f"{place}: {name} of {value:g} cannot be")
     return value
 
 
@@ -109,21 +121,32 @@ _CSV_FORMATS: tuple[tuple[set[str], _Reader], ...] = (
 )
 
 
+class _Line(msgspec.Struct, frozen=True):
+    """A request of a Mooncake trace."""
+
+    timestamp: float  # ms
+    input_length: float
+    output_length: float
+    hash_ids: list[int] = []
+
+
 def _mooncake(path: Path, lines: Iterable[str]) -> Trace:
     times, prompts, outputs = [], [], []
     ids: list[int] = []
     ends: list[int] = []
+    decoder = msgspec.json.Decoder(_Line)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
+        place = f"{path}: line {number}"
         try:
-            entry = json.loads(line)
-            times.append(float(entry["timestamp"]) / 1000.0)
-            prompts.append(float(entry["input_length"]))
-            outputs.append(float(entry["output_length"]))
-            ids.extend(int(i) for i in entry.get("hash_ids", ()))
-        except (ValueError, TypeError, KeyError) as error:
-            raise TraceError(f"{path}: line {number}: {error!r}") from error
+            entry = decoder.decode(line)
+        except (ValueError, RecursionError) as error:
+            raise TraceError(f"{place}: {error}") from error
+        times.append(_possible(place, "timestamp", entry.timestamp) / 1000.0)
+        prompts.append(_possible(place, "input_length", entry.input_length))
+        outputs.append(_possible(place, "output_length", entry.output_length))
+        ids.extend(entry.hash_ids)
         ends.append(len(ids))
     trace = make(path.stem, times, prompts, outputs)
     order = np.argsort(np.array(times), kind="stable")
@@ -138,6 +161,10 @@ def make(name: str, times: list[float], prompts: list[float], outputs: list[floa
     at = np.array(times, dtype=np.float64)
     order = np.argsort(at, kind="stable")
     at = at[order] - at.min()
+    if at[-1] > MOST_DAYS * 86_400:
+        raise TraceError(
+            f"{name}: {at[-1] / 86_400:.0f} days from the first arrival to the last, more than {MOST_DAYS}"
+        )
     lengths = np.array(prompts, dtype=np.int64)[order], np.array(outputs, dtype=np.int64)[order]
     duration = float(at[-1]) + (float(at[-1]) / max(1, len(at) - 1) or 1.0)
     return Trace(name, at, np.maximum(1, lengths[0]), np.maximum(1, lengths[1]), duration)
@@ -148,8 +175,10 @@ def series(name: str, starts: list[float], rates: list[float], cvs: list[float])
     order = np.argsort(np.array(starts))
     start, rate, cv = (np.array(column, dtype=np.float64)[order] for column in (starts, rates, cvs))
     window = float(np.median(np.diff(start)))
-    if window <= 0:
-        raise TraceError(f"{name}: window starts do not grow")
+    if (np.diff(start) <= 0).any():
+        raise TraceError(f"{name}: two windows start at the same time")
+    if start[-1] - start[0] > MOST_DAYS * 86_400:
+        raise TraceError(f"{name}: windows of more than {MOST_DAYS} days")
     whole = start[0] + np.arange(round((start[-1] - start[0]) / window) + 1) * window
     known = rate > 0
     if not known.any():

@@ -43,7 +43,7 @@ def _register_autoscaling(kinds: Any) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="file, or name of a packed trace (below); default: all",
+        help="file, or name of a packed trace (below); once for each; default: all of those",
     )
     add("--cold-start", default="30,120,300", metavar="SECONDS", help="separated by commas, default %(default)s")
     add(
@@ -81,7 +81,7 @@ def _register_calibrate(kinds: Any) -> None:
 
 def _builtin() -> str:
     """The names to choose from, one a line."""
-    parts = (("packed traces", builtin.traces()), ("engine profiles", builtin.profiles()))
+    parts = (("packed traces", builtin.loads()), ("engine profiles", builtin.profiles()))
     return "\n\n".join("\n  ".join((f"{what}:", *names)) for what, names in parts)
 
 
@@ -116,6 +116,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     name, about = arguments.name or arguments.steps.stem, fit.about(arguments.steps.name, like)
     found = msgspec.structs.replace(fit.profile(like), name=name, about=about)
     print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    if fit.doubt:
+        print(f"warning: {fit.doubt}", file=sys.stderr)
     return 0
 
 
@@ -141,6 +143,8 @@ def _autoscaling(arguments: argparse.Namespace) -> int:
 
     if not 0 < arguments.fraction <= 1:
         raise UsageError("--fraction must be above 0 and at most 1")
+    if arguments.jobs < 1:
+        raise UsageError("--jobs must be at least 1")
     _profile("--profile", arguments.profile)  # found out now, and in words
     options = autoscaling.Options(
         traces=tuple(arguments.trace),
@@ -148,7 +152,7 @@ def _autoscaling(arguments: argparse.Namespace) -> int:
         profile=arguments.profile,
         fraction=arguments.fraction,
         seed=arguments.seed,
-        jobs=max(1, arguments.jobs),
+        jobs=arguments.jobs,
         check=arguments.check,
     )
     try:
@@ -158,14 +162,19 @@ def _autoscaling(arguments: argparse.Namespace) -> int:
     try:
         if arguments.resume:
             options = replace(options, kept=autoscaling.kept(arguments.output))
+            if wrong := options.kept and autoscaling.contradiction(arguments.output, _command(arguments)):
+                raise UsageError(f"--resume: {wrong}")
             if not options.kept:
                 print(f"--resume: {arguments.output} holds no results yet: everything is run", file=sys.stderr)
-        rows = autoscaling.run(options)
+        report = None
+        for rows in autoscaling.run(options):
+            if rows:  # what is done outlives what fails later
+                report = autoscaling.write(rows, arguments.output, _command(arguments))
     except (TraceError, OSError, ValueError) as error:
         raise UsageError(str(error)) from error
-    if not rows:
-        raise UsageError("no trace is long enough for any of the cold starts")
-    print(autoscaling.write(rows, arguments.output, _command(arguments)))
+    if report is None:
+        raise UsageError("no trace has arrivals, or none is long enough for any of the cold starts")
+    print(report)
     return 0
 
 
@@ -178,7 +187,7 @@ def _seconds(text: str) -> tuple[float, ...]:
         raise UsageError(f"--cold-start {text!r}: numbers of seconds, separated by commas") from error
     if not values or not all(0 < value <= 86_400 for value in values):
         raise UsageError(f"--cold-start {text!r}: seconds must be above 0 and at most a day")
-    return values
+    return tuple(dict.fromkeys(values))
 
 
 def _command(arguments: argparse.Namespace) -> str:
