@@ -123,6 +123,42 @@ def test_a_slot_that_there_is_not_is_an_error_and_nothing_is_written_there(slot:
     assert int(out.count_nonzero()) == HEADS * DIM
 
 
+@given(st.integers(0, 3), st.integers(0, 4 * DIM - 1), st.sampled_from([math.nan, math.inf, -math.inf]))
+@settings(deadline=None)
+def test_what_is_not_finite_is_not_written(row: int, at: int, value: float) -> None:
+    x, out = torch.ones(4, HEADS, DIM).bfloat16(), torch.zeros(4, 20, DIM).bfloat16()
+    x[row, 1:].view(-1)[at] = value
+    with pytest.raises(ArithmeticError, match="keys or values of 1 of 4 tokens are not finite"):
+        Scatter()(x, 1, torch.tensor([3, 5, 7, 9]), out)
+    wanted = torch.ones(4, 4, DIM).bfloat16()
+    wanted[:, row] = 0
+    assert torch.equal(out[:, [3, 5, 7, 9]], wanted)
+    x[row, 1:] = 1
+    x[row, 0] = value  # a query head is nobody else's
+    Scatter()(x, 1, torch.tensor([3, 5, 7, 9]), out)
+
+
+@pytest.mark.parametrize("home", [None, "/dev/null", "full"])
+def test_without_a_home_nothing_is_kept(
+    home: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def nobody() -> Path:
+        if home is None:
+            raise RuntimeError("Could not determine home directory.")
+        return Path(home) if home != "full" else tmp_path
+
+    monkeypatch.setattr(cpu.Path, "home", nobody)
+    monkeypatch.setattr(cpu.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(cpu, "_cache_folder", cpu._cache_folder.__wrapped__)
+    monkeypatch.setattr(cpu, "_compiled", cpu._compiled.__wrapped__)
+    out = torch.zeros(HEADS, 2, DIM).bfloat16()
+    with caplog.at_level("INFO"):
+        Scatter()(torch.ones(1, HEADS, DIM).bfloat16(), 0, torch.tensor([1]), out)
+    assert out[:, 1].eq(1).all()
+    assert "compiled kernels are not kept" in caplog.text
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 @pytest.mark.parametrize("damage", ["empty", "cut", "no folder"])
 def test_a_cache_of_kernels_that_cannot_be_used_stops_nobody(
     damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

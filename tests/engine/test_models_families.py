@@ -64,6 +64,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama-tied": LLAMA | {"tie_word_embeddings": True},
     "llama-multi-head": LLAMA | {"num_key_value_heads": 4},
     "llama-biased": LLAMA | {"attention_bias": True},
+    "llama-mlp-biased": LLAMA | {"mlp_bias": True},
     "llama3-rope": LLAMA | {"rope_scaling": LLAMA3_ROPE},
     "llama-rope-parameters": LLAMA | {"rope_parameters": LLAMA3_ROPE | {"rope_theta": 500000.0}},
     "llama-linear-rope": LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},

@@ -183,7 +183,7 @@ class CpuAttention:
         return _Decode(group, rows, pages, mask)
 
     def run(self, qkv: Tensor, kv: LayerKv, step: _Step) -> Tensor:
-        """Write, then attend: decode rows by group, prompts one by one."""
+        """Write, then attend: decode rows by group, prompts one by one. Raises ArithmeticError."""
         if not isinstance(kv, CpuLayerKv):
             raise TypeError(f"KV of another backend: {type(kv).__name__}")
         (tokens, all_heads, dim), kv_heads = qkv.shape, len(kv.k)
@@ -191,7 +191,10 @@ class CpuAttention:
         if self._scatter is not None and qkv.dtype is torch.bfloat16:
             self._scatter(qkv, heads, step.slots, kv.lines)
         else:
-            kv.lines.index_copy_(1, step.slots, qkv[:, heads:].transpose(0, 1))
+            written = qkv[:, heads:]
+            if not written.isfinite().all():
+                raise ArithmeticError("keys or values are not finite")
+            kv.lines.index_copy_(1, step.slots, written.transpose(0, 1))
         q = qkv[:, :heads]
         # Query heads that share a KV head become rows of one matrix: [tokens, kv_heads, group, D].
         q = q.view(tokens, kv_heads, -1, dim)

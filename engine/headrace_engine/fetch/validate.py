@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headrace_engine.core.failure import StartError
 from headrace_engine.fetch.headers import Tensor, read_tensors, weights_bytes
-from headrace_engine.models.config import CONFIG, read_config
+from headrace_engine.models.config import CONFIG, DecoderConfig, read_config
 from headrace_engine.models.digest import weights_digest
 from headrace_wire.chat import ChatTokenizer, TokenizerInvalid
 from headrace_wire.shape import ModelShape
@@ -36,7 +36,8 @@ def validate(folder: Path) -> Valid:
     for name in (CONFIG, TOKENIZER):
         if not (folder / name).is_file():
             raise StartError("ModelIncomplete", f"{name} is missing in {folder}", name)
-    shape = read_config(folder).shape
+    config = read_config(folder)
+    shape = config.shape
     try:
         tokenizer = ChatTokenizer.from_folder(folder)
     except TokenizerInvalid as error:
@@ -44,12 +45,12 @@ def validate(folder: Path) -> Valid:
     if tokenizer.size > shape.vocab:
         message = f"{TOKENIZER} has {tokenizer.size} tokens, the model's vocab_size is {shape.vocab}"
         raise StartError("ModelInvalid", message, TOKENIZER)
-    _check_tensors(read_tensors(folder), shape)
+    _check_tensors(read_tensors(folder), config)
     return Valid(shape, weights_digest(folder), weights_bytes(folder), tokenizer)
 
 
-def _check_tensors(tensors: dict[str, Tensor], shape: ModelShape) -> None:
-    for name, wanted in expected(shape):
+def _check_tensors(tensors: dict[str, Tensor], config: DecoderConfig) -> None:
+    for name, wanted in expected(config.shape, config.mlp_bias):
         tensor = tensors.get(name)
         if tensor is None:
             file = next(iter(tensors.values())).file if tensors else "model.safetensors"
@@ -62,7 +63,7 @@ def _check_tensors(tensors: dict[str, Tensor], shape: ModelShape) -> None:
             raise StartError("ModelInvalid", message, tensor.file)
 
 
-def expected(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def expected(shape: ModelShape, mlp_bias: bool = False) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of the tensors that the architecture needs."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
@@ -80,9 +81,14 @@ def expected(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield layer + "self_attn.q_norm.weight", (shape.head_dim,)
             yield layer + "self_attn.k_norm.weight", (shape.head_dim,)
         yield layer + "post_attention_layernorm.weight", (shape.hidden,)
-        yield layer + "mlp.gate_proj.weight", (shape.intermediate, shape.hidden)
-        yield layer + "mlp.up_proj.weight", (shape.intermediate, shape.hidden)
-        yield layer + "mlp.down_proj.weight", (shape.hidden, shape.intermediate)
+        for name, rows, columns in (
+            ("gate", shape.intermediate, shape.hidden),
+            ("up", shape.intermediate, shape.hidden),
+            ("down", shape.hidden, shape.intermediate),
+        ):
+            yield f"{layer}mlp.{name}_proj.weight", (rows, columns)
+            if mlp_bias:
+                yield f"{layer}mlp.{name}_proj.bias", (rows,)
     yield "model.norm.weight", (shape.hidden,)
     if not shape.tied:
         yield "lm_head.weight", (shape.vocab, shape.hidden)

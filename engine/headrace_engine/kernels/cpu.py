@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,7 @@ C_TYPES |= {COUNT: ctypes.c_int64, FLOAT: ctypes.c_float, types.void: None}
 
 _SIXTEEN, _HALF, _LAST = np.uint32(16), np.uint32(0x7FFF), np.uint32(1)
 _NAN = np.uint16(0x7FC0)
+_SIZE, _INFINITE = np.uint16(0x7FFF), np.uint16(0x7F80)  # bits of a bfloat16 without its sign; least that is no number
 
 
 @register_jitable
@@ -92,18 +94,24 @@ def _norm_rotate(
 
 
 def _scatter(x_at: Any, slots_at: Any, out_at: Any, rows: Any, stride: Any, heads: Any, size: Any, slots: Any) -> Any:
-    """How many slots there are not; those rows are left out."""
+    """How many slots there are not, else minus how many rows are not finite; those rows are left out."""
     x, to, out = carray(x_at, (rows, stride)), carray(slots_at, rows), carray(out_at, (heads, slots, size))
-    outside = 0
+    outside = damaged = 0
     for row in range(rows):
         slot = to[row]
         if slot < 0 or slot >= slots:
             outside += 1
             continue
+        largest = np.uint16(0)
+        for i in range(heads * size):
+            largest = max(largest, np.uint16(x[row, i] & _SIZE))
+        if largest >= _INFINITE:
+            damaged += 1
+            continue
         for head in range(heads):
             for i in range(size):
                 out[head, slot, i] = x[row, head * size + i]
-    return outside
+    return outside if outside else -damaged
 
 
 @cache
@@ -111,8 +119,8 @@ def _compiled(function: Callable[..., Any], *takes: Any, gives: Any = types.void
     """Called with addresses and numbers. The code is kept in the user's cache for the next start, if it can be."""
     options = {"fastmath": {"reassoc"}, "error_model": "numpy"}  # sums in vectors; 1 / 0 is infinite
     signature = gives(*takes)
-    config.CACHE_DIR = _cache_folder()
     try:
+        config.CACHE_DIR = _cache_folder()
         kernel = cfunc(signature, cache=True, **options)(function)
     except Exception:  # nowhere to keep it, no room, a file that is damaged: whatever there is
         log.info("compiled kernels are not kept", exc_info=True)
@@ -124,10 +132,15 @@ def _compiled(function: Callable[..., Any], *takes: Any, gives: Any = types.void
 
 @cache
 def _cache_folder() -> str:
-    """One for each kind of CPU and each version of this file: numba's own keys do not keep two writers apart."""
+    """One for each kind of CPU and each version of this file: numba's own keys do not keep two writers apart. Raises
+    RuntimeError without a home, OSError where it cannot be written."""
     source = hashlib.sha256(Path(__file__).read_bytes())
     source.update(f"{numba.__version__} {get_host_cpu_name()} {get_host_cpu_features().flatten()}".encode())
-    return str(Path.home() / ".cache" / "headrace" / "kernels" / source.hexdigest()[:16])
+    folder = Path.home() / ".cache" / "headrace" / "kernels" / source.hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{folder} cannot be written")
+    return str(folder)
 
 
 class Norm:
@@ -179,17 +192,21 @@ class NormRotate:
 
 
 class Scatter:
-    """Copies heads of each row to the row's slot."""
+    """Copies heads of each row to the row's slot. What is not finite stays outside: calls read more than a row sees,
+    and hide it by an infinite term, which hides no NaN."""
 
     def __init__(self) -> None:
         self._call = _compiled(_scatter, BF16, I64, BF16, *[COUNT] * 5, gives=COUNT)
 
     def __call__(self, x: Tensor, first: int, slots: Tensor, out: Tensor) -> None:
         """Heads from `first` on of x, bfloat16 [rows, heads, size], to out [heads, slots, size] at `slots`, int64
-        [rows]; all contiguous. Raises IndexError."""
+        [rows]; all contiguous. Raises IndexError, ArithmeticError."""
         rows, heads, size = x.shape
         at = x.data_ptr() + first * size * x.itemsize
-        if self._call(at, slots.data_ptr(), out.data_ptr(), rows, heads * size, len(out), size, out.shape[1]):
+        wrong = self._call(at, slots.data_ptr(), out.data_ptr(), rows, heads * size, len(out), size, out.shape[1])
+        if wrong < 0:
+            raise ArithmeticError(f"keys or values of {-wrong} of {rows} tokens are not finite")
+        if wrong:
             raise IndexError(f"slots from {int(slots.min())} to {int(slots.max())} of {out.shape[1]}")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headrace_engine.models.digest import INDEX
 from headrace_engine.models.loader import SINGLE
-from headrace_wire.shape import ModelShape, read_shape
+from headrace_wire.shape import ModelShape, read_flag, read_shape
 
 
 def write_checkpoint(folder: Path, config: Mapping[str, Any], seed: int = 0, shards: int = 1) -> None:
@@ -24,7 +24,9 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], seed: int = 0, sha
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     generator = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, shape.dtype)
-    tensors = {name: _draw(size, generator).to(dtype) for name, size in tensor_shapes(shape)}
+    tensors = {
+        name: _draw(size, generator).to(dtype) for name, size in tensor_shapes(shape, read_flag(config, "mlp_bias"))
+    }
     if shards == 1:
         save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
         return
@@ -36,7 +38,7 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], seed: int = 0, sha
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=1))
 
 
-def tensor_shapes(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def tensor_shapes(shape: ModelShape, mlp_bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every tensor of a checkpoint of this shape."""
     hidden, inner = shape.hidden, shape.intermediate
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -54,6 +56,8 @@ def tensor_shapes(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{layer}.self_attn.k_norm.weight", (shape.head_dim,)
         for name, out, size in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
             yield f"{layer}.mlp.{name}_proj.weight", (out, size)
+            if mlp_bias:
+                yield f"{layer}.mlp.{name}_proj.bias", (out,)
     yield "model.norm.weight", (hidden,)
     if not shape.tied:
         yield "lm_head.weight", (shape.vocab, hidden)

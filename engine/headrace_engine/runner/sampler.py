@@ -49,13 +49,16 @@ def sample(logits: Tensor, draws: list[Draw]) -> list[int]:
     """One token id per row of `logits` (fp32 [rows, vocab], left as it is); the lowest id wins ties.
 
     Numpy's argmax takes a twentieth of torch's time. Random rows are drawn one by one, so that their noise stays in
-    the processor's cache.
+    the processor's cache. Raises ArithmeticError where logits are no numbers: the largest is then the first of those.
     """
     values: npt.NDArray[np.float32] = logits.numpy()
     if all(draw.greedy and not draw.adjusts for draw in draws):
         drawn: list[int] = values.argmax(-1).tolist()
-        return drawn
-    return [_drawn(logits[i], draw) for i, draw in enumerate(draws)]
+    else:
+        drawn = [_drawn(logits[i], draw) for i, draw in enumerate(draws)]
+    if not np.isfinite(values[np.arange(len(drawn)), drawn]).all():
+        raise ArithmeticError("logits are not finite")
+    return drawn
 
 
 def _drawn(logits: Tensor, draw: Draw) -> int:
