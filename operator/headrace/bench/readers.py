@@ -15,7 +15,7 @@ from headrace.bench.trace import Blocks, Lengths, Series, Trace
 AnyTrace = Trace | Series | Lengths
 MOST_TOKENS = 10_000_000  # of a prompt or an answer: more is an error of the file
 MOST = 1e300  # of any other number
-MOST_DAYS = 100  # from the first arrival to the last
+MOST_DAYS = 1000  # from the first arrival to the last
 _FRACTION = 26  # characters of a timestamp that the ISO parser takes: six fractional digits
 
 
