@@ -57,17 +57,20 @@ def _rows(path: Path, rows: csv.DictReader[str]) -> Iterator[tuple[str, dict[str
         yield place, {str(name).strip(): value for name, value in row.items()}
 
 
-def _number(place: str, row: dict[str, str], name: str) -> float:
+def _tokens(place: str, row: dict[str, str], name: str) -> float:
+    return _number(place, row, name, MOST_TOKENS)
+
+
+def _number(place: str, row: dict[str, str], name: str, most: float = MOST) -> float:
     try:
         value = float(row[name])
     except ValueError as error:
         raise TraceError(f"{place}: {name} is {row[name]!r}, not a number") from error
-    return _possible(place, name, value)
+    return _possible(place, name, value, most)
 
 
-def _possible(place: str, name: str, value: float) -> float:
+def _possible(place: str, name: str, value: float, most: float) -> float:
     """The same number. Raises TraceError."""
-    most = MOST_TOKENS if "oken" in name or "length" in name else MOST
     if not 0 <= value <= most:
         raise TraceError(f"{place}: {name} of {value:g} cannot be")
     return value
@@ -80,8 +83,8 @@ def _azure(path: Path, rows: Iterable[tuple[str, dict[str, str]]]) -> Trace:
             times.append(datetime.fromisoformat(row["TIMESTAMP"].strip()[:_FRACTION]).timestamp())
         except ValueError as error:
             raise TraceError(f"{place}: TIMESTAMP {row['TIMESTAMP']!r} is no time") from error
-        prompts.append(_number(place, row, "ContextTokens"))
-        outputs.append(_number(place, row, "GeneratedTokens"))
+        prompts.append(_tokens(place, row, "ContextTokens"))
+        outputs.append(_tokens(place, row, "GeneratedTokens"))
     return make(path.stem, times, prompts, outputs)
 
 
@@ -89,9 +92,9 @@ def _burst(path: Path, rows: Iterable[tuple[str, dict[str, str]]]) -> Trace:
     """Rows without response tokens are failures of the source and are left out."""
     kept: list[tuple[float, float, float]] = []
     for place, row in rows:
-        values = tuple(_number(place, row, n) for n in ("Timestamp", "Request tokens", "Response tokens"))
-        if values[2] > 0:
-            kept.append((values[0], values[1], values[2]))
+        at, prompt = _number(place, row, "Timestamp"), _tokens(place, row, "Request tokens")
+        if (output := _tokens(place, row, "Response tokens")) > 0:
+            kept.append((at, prompt, output))
     return make(path.stem, *(list(column) for column in zip(*kept, strict=True)) if kept else ([], [], []))
 
 
@@ -107,7 +110,7 @@ def _servegen(path: Path, rows: Iterable[tuple[str, dict[str, str]]]) -> Series:
 
 
 def _vidur(path: Path, rows: Iterable[tuple[str, dict[str, str]]]) -> Lengths:
-    pairs = [(_number(p, r, "num_prefill_tokens"), _number(p, r, "num_decode_tokens")) for p, r in rows]
+    pairs = [(_tokens(p, r, "num_prefill_tokens"), _tokens(p, r, "num_decode_tokens")) for p, r in rows]
     table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     return Lengths(path.stem, table[:, 0], np.maximum(1, table[:, 1]))
 
@@ -143,9 +146,9 @@ def _mooncake(path: Path, lines: Iterable[str]) -> Trace:
             entry = decoder.decode(line)
         except (ValueError, RecursionError) as error:
             raise TraceError(f"{place}: {error}") from error
-        times.append(_possible(place, "timestamp", entry.timestamp) / 1000.0)
-        prompts.append(_possible(place, "input_length", entry.input_length))
-        outputs.append(_possible(place, "output_length", entry.output_length))
+        times.append(_possible(place, "timestamp", entry.timestamp, MOST) / 1000.0)
+        prompts.append(_possible(place, "input_length", entry.input_length, MOST_TOKENS))
+        outputs.append(_possible(place, "output_length", entry.output_length, MOST_TOKENS))
         ids.extend(entry.hash_ids)
         ends.append(len(ids))
     trace = make(path.stem, times, prompts, outputs)
